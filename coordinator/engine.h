@@ -1,0 +1,114 @@
+/* coordinator/engine.h: what the API files see of the machine behind them.
+ *
+ * A request is a token list and sampling parameters; what comes back are events, delivered from the
+ * engine's tick on the loop thread (never from inside engine_submit, engine_cancel or
+ * engine_finish). The engine joins the scheduler (pure), the fleet (processes) and the clock; once
+ * per loop turn, in this order: signals · dead workers · replies committed · cancellations ·
+ * admissions · one scheduling step per idle group · deltas written · counters.
+ *
+ * Owns: sched, fleet.  Called by: cmd_serve.c, api_*.c, all on the loop thread.
+ * Fails how: codes below; a request that was accepted always gets exactly one ENGINE_FINISHED.
+ */
+#ifndef OCTAVO_COORDINATOR_ENGINE_H
+#define OCTAVO_COORDINATOR_ENGINE_H
+
+#include <uv.h>
+
+#include "proto/base.h"
+#include "proto/msg.h"
+
+struct engine;
+
+enum engine_finish {
+    ENGINE_STOP,    /* an end token was sampled (or engine_finish was called) */
+    ENGINE_LENGTH,  /* max_tokens or the context was reached */
+    ENGINE_CANCELLED,
+    ENGINE_ERROR,   /* sentence in event.error */
+};
+
+struct engine_event {
+    bool finished;
+    /* a token (finished false) */
+    const struct msg_token *token;
+    /* the end (finished true) */
+    enum engine_finish reason;
+    int32_t stop_token;    /* the end token that was sampled, -1: none; it counts in n_output */
+    const char *error;
+    int32_t n_prompt, n_cached, n_output;
+};
+
+typedef void engine_sink(void *user, const struct engine_event *ev);
+
+struct engine_request {
+    const int32_t *tokens; /* copied */
+    int32_t n_tokens;
+    int32_t max_tokens;    /* > 0; clipped to the context */
+    bool ignore_eos;
+    const int32_t *stop_ids; /* besides the model's end tokens; copied */
+    int n_stop_ids;
+    int priority;          /* lower runs first; default 0 */
+    struct msg_sampling sampling;
+    engine_sink *sink;
+    void *user;
+};
+
+/* OK with *id; ERR_FULL (503, engine_retry_after), ERR_STATE (draining or recovery exhausted),
+ * ERR_LIMIT (prompt leaves no room in the context). Requests are accepted while loading and while a
+ * rank restarts: they wait. */
+int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *id);
+void engine_finish(struct engine *e, uint64_t id); /* stop string found: finish with ENGINE_STOP */
+void engine_cancel(struct engine *e, uint64_t id); /* client left: no more events for it */
+int engine_retry_after(const struct engine *e);    /* seconds */
+
+enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_RECOVERING, ENGINE_DRAINING, ENGINE_FAILED };
+
+struct engine_worker {
+    int rank;
+    int64_t pid;
+    uint64_t start_time;
+    enum worker_state state;
+    char device[96];
+    uint64_t last_step, age_us;  /* age of the last completed step; UINT64_MAX: none yet */
+    uint64_t load_bytes, load_total;
+    uint64_t memory_used_bytes, memory_free_bytes;
+    int restarts;
+    char last_error[256];
+};
+
+struct engine_status {
+    enum engine_state state;
+    char why[256];               /* one sentence when not ready */
+    int n_workers;
+    struct engine_worker workers[LIMIT_RANKS];
+    int running, waiting;        /* sequences */
+    int64_t pages_used, pages_total;
+    uint64_t steps, restarts;
+    uint64_t prompt_tokens, output_tokens;
+};
+void engine_status(const struct engine *e, struct engine_status *out);
+const char *engine_state_name(enum engine_state s);
+
+struct engine_options {
+    const char *model_path;      /* any part of a split model */
+    const char *worker_path;     /* octavo-worker or octavo-worker-cuda */
+    const char *device;          /* "cpu", "cuda" */
+    int tp, max_seqs, max_step_rows;
+    int64_t context;             /* tokens per sequence */
+    int64_t cache_tokens;        /* 0: planned from free memory */
+    const int32_t *eog;          /* the model's end tokens; copied */
+    int n_eog;
+    int load_timeout_s, step_timeout_s, drain_timeout_s;
+    bool progress_bar;           /* stderr is a terminal */
+};
+
+int engine_start(struct engine **out, uv_loop_t *loop, const struct engine_options *o,
+                 struct err_text *err);
+
+/* Stop admission, let running sequences finish (bounded), stop the workers, then call done once.
+ * now: do not wait for running sequences. Calling again with now hurries a drain. */
+void engine_stop(struct engine *e, bool now, void (*done)(void *user, int exit_code), void *user);
+
+/* Called once if the engine ends by itself (recovery exhausted, set-up error in a worker). */
+void engine_on_fatal(struct engine *e, void (*fatal)(void *user, int exit_code), void *user);
+
+#endif

@@ -1,0 +1,67 @@
+/* proto/limits.h: everything is finite, and the numbers are here.
+ *
+ * Coordinator and workers exchange limits_digest() in HELLO: two binaries built with different
+ * numbers refuse each other. Sizes are in the unit of the name's last word.
+ */
+#ifndef OCTAVO_PROTO_LIMITS_H
+#define OCTAVO_PROTO_LIMITS_H
+
+#include <stdint.h>
+
+/* the fleet */
+#define LIMIT_RANKS 16
+
+/* a step */
+#define LIMIT_SLOTS         256  /* sequences that can be running at once */
+#define LIMIT_STEP_ENTRIES  256  /* sequences named by one step */
+#define LIMIT_STEP_ROWS     8192 /* tokens fed by one step */
+#define LIMIT_STEP_PAGES    8192 /* new pages announced by one step */
+#define LIMIT_STEP_SAMPLES  256  /* rows sampled by one step */
+#define LIMIT_PAGE_TOKENS   64   /* tokens per cache page */
+#define LIMIT_CONTEXT_TOKENS (1 << 20)
+
+/* sampling */
+#define LIMIT_TOP_LOGPROBS 20
+#define LIMIT_BIAS         1024 /* logit_bias entries of one request */
+
+/* messages and sockets */
+#define LIMIT_MESSAGE_BYTES (4u << 20)
+#define LIMIT_WIRE_QUEUE    4096 /* messages queued to or from one peer */
+
+/* HTTP */
+#define LIMIT_CONNECTIONS        4096
+#define LIMIT_HEADER_BYTES       (32u << 10)
+#define LIMIT_URL_BYTES          (8u << 10)
+#define LIMIT_BODY_BYTES         (16u << 20)
+#define LIMIT_JSON_DEPTH         128
+#define LIMIT_WRITE_BACKLOG_BYTES (4u << 20) /* unsent bytes of one client before it is cut off */
+
+/* requests */
+#define LIMIT_QUEUE_REQUESTS    4096
+#define LIMIT_QUEUE_TOKENS      (64 << 20)
+#define LIMIT_CHOICES           64 /* n */
+#define LIMIT_STOP_STRINGS      16
+#define LIMIT_STOP_STRING_BYTES 1024
+#define LIMIT_TOOLS             512
+
+/* GGUF */
+#define LIMIT_GGUF_STRING_BYTES (1ull << 30)
+#define LIMIT_GGUF_ARRAY        (1ull << 30)
+#define LIMIT_GGUF_PARTS        99999
+#define LIMIT_GGUF_NAME_BYTES   64
+#define LIMIT_LAYERS            512
+#define LIMIT_EXPERTS           1024
+
+/* FNV-1a over the numbers that both sides of the wire must share. */
+static inline uint64_t limits_digest(void) {
+    const uint64_t shared[] = {LIMIT_RANKS,        LIMIT_SLOTS,       LIMIT_STEP_ENTRIES,
+                               LIMIT_STEP_ROWS,    LIMIT_STEP_PAGES,  LIMIT_STEP_SAMPLES,
+                               LIMIT_PAGE_TOKENS,  LIMIT_TOP_LOGPROBS, LIMIT_BIAS,
+                               LIMIT_MESSAGE_BYTES};
+    uint64_t h = 1469598103934665603ull;
+    for (unsigned i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        for (int b = 0; b < 64; b += 8) h = (h ^ ((shared[i] >> b) & 255)) * 1099511628211ull;
+    return h;
+}
+
+#endif

@@ -1,0 +1,30 @@
+/* worker/step.h: from a STEP message to device tables and back to a TOKENS message.
+ *
+ * Keeps the host side of the slots: generation, positions fed so far, page tables; refuses what does
+ * not fit (a bug of the coordinator's, so it is an assert-like failure: FAILED and exit 1).
+ *
+ * Owns: host mirrors of the slot tables and staging buffers.  Called by: the step thread; tests.
+ * Tested by: tests/unit/test_step.c, tests/kernels/test_model.c
+ */
+#ifndef OCTAVO_WORKER_STEP_H
+#define OCTAVO_WORKER_STEP_H
+
+#include "proto/msg.h"
+#include "worker/coll.h"
+#include "worker/model.h"
+
+struct stepper;
+
+int stepper_new(struct stepper **out, struct model *m);
+void stepper_free(struct stepper *st);
+void stepper_forget(struct stepper *st); /* caches are no longer valid: all slots empty */
+
+/* ADMIT: the slot starts anew with these parameters and generation. */
+int stepper_admit(struct stepper *st, const struct msg_admit *a, struct err_text *err);
+
+/* STEP: runs it; *out is filled on every rank (rank 0 sends it, the others send DONE).
+ * OK, ERR_ABORTED, or ERR_FORMAT with a sentence. */
+int stepper_run(struct stepper *st, struct coll *coll, const struct msg_step *s,
+                struct msg_tokens *out, const struct dump *dump, struct err_text *err);
+
+#endif
