@@ -35,11 +35,18 @@
 #define LIMIT_BODY_BYTES         (16u << 20)
 #define LIMIT_JSON_DEPTH         128
 #define LIMIT_WRITE_BACKLOG_BYTES (4u << 20) /* unsent bytes of one client before it is cut off */
+#define LIMIT_PIPELINE_BYTES     (64u << 10) /* read ahead of the request being answered */
+#define LIMIT_HEADERS            128         /* header lines of one request */
+#define LIMIT_HEADER_SECONDS     20          /* from a request's first byte to its last header */
+#define LIMIT_BODY_SECONDS       120         /* from the last header to the end of the body */
+#define LIMIT_IDLE_SECONDS       75          /* keep-alive without a request */
+#define LIMIT_STALL_SECONDS      120         /* unsent bytes and no progress */
 
 /* requests */
 #define LIMIT_QUEUE_REQUESTS    4096
 #define LIMIT_QUEUE_TOKENS      (64 << 20)
 #define LIMIT_CHOICES           64 /* n */
+#define LIMIT_SEQUENCES         256 /* prompts times n of one request */
 #define LIMIT_STOP_STRINGS      16
 #define LIMIT_STOP_STRING_BYTES 1024
 #define LIMIT_TOOLS             512
