@@ -2,10 +2,11 @@
  *
  * Every count, length, offset and product is checked against the bytes that are there before
  * anything is allocated or followed; a malformed file is refused with file, tensor (or key),
- * expected, found. Values are not copied: strings, arrays and tensor data point into the mapping.
+ * expected, found. Values are not unpacked: strings and arrays point into one private copy of the file's
+ * header (so a file cut or rewritten later harms no reader of it), tensor data into the mapping.
  * Layout and the list of what must be refused: the format's own specification (version 3).
  *
- * Owns: the mappings of all parts, the sorted key and tensor tables.
+ * Owns: the descriptors and mappings of all parts, the sorted key and tensor tables.
  * Called by: the coordinator (tokenizer, plan), the worker (weights).
  * Fails how: ERR_FORMAT, ERR_LIMIT, ERR_NOT_FOUND or ERR_SYS with a sentence; never half-open.
  * Limits: LIMIT_GGUF_*.  Pure but for the mmap in gguf_open; gguf_parse takes bytes.

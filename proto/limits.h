@@ -54,8 +54,13 @@
 /* GGUF */
 #define LIMIT_GGUF_STRING_BYTES (1ull << 30)
 #define LIMIT_GGUF_ARRAY        (1ull << 30)
+#define LIMIT_GGUF_HEADER_BYTES (1ull << 30) /* of one file, before its tensor data */
 #define LIMIT_GGUF_PARTS        99999
-#define LIMIT_GGUF_NAME_BYTES   64
+#define LIMIT_GGUF_NAME_BYTES   64 /* with a terminator */
+#define LIMIT_GGUF_KEY_BYTES    65535
+#define LIMIT_GGUF_KEYS         (1 << 16)
+#define LIMIT_GGUF_TENSORS      (1 << 18)
+#define LIMIT_GGUF_ALIGNMENT    (1u << 20)
 #define LIMIT_LAYERS            512
 #define LIMIT_EXPERTS           1024
 

@@ -16,12 +16,14 @@
 
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
-/* who: "coordinator", "worker/3"; copied. path NULL: stderr. */
+/* Before any other thread logs. who: "coordinator", "worker/3"; copied. path NULL: stderr.
+ * OK, ERR_SYS (the file cannot be opened, errno says why) or ERR_LIMIT (path too long). */
 int log_init(const char *who, enum log_level level, const char *path);
 void log_reopen(void); /* SIGHUP */
 bool log_parse_level(const char *name, enum log_level *out);
 
-/* fmt holds the key=value pairs; a value with spaces is written with log_quote or '"%s"'. */
+/* fmt holds the key=value pairs, "" for none; a value with spaces is written as '"%s"'. Control
+ * bytes come out as '?', a line too long is cut and ends in cut=1. errno is kept. */
 void log_event(enum log_level level, const char *event, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 #define log_debug(event, ...) log_event(LOG_DEBUG, event, __VA_ARGS__)
@@ -29,11 +31,14 @@ void log_event(enum log_level level, const char *event, const char *fmt, ...) PR
 #define log_warn(event, ...)  log_event(LOG_WARN, event, __VA_ARGS__)
 #define log_error(event, ...) log_event(LOG_ERROR, event, __VA_ARGS__)
 
+uint64_t log_lost(void);      /* lines that could not be written whole */
+const char *log_build(void);  /* "0.1.0-89abcdef0123": version and commit, the same in all programs */
+
 /* Writes the last lines to fd; async-signal-safe. Used by the crash report. */
 void log_dump_recent(int fd);
 
 /* Installs handlers for SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT that print build, role and the
- * last log lines, then die of the same signal. */
+ * last log lines, then die of the same signal. After log_init. */
 void log_install_crash_report(void);
 
 #endif

@@ -19,16 +19,18 @@ struct opt {
     const char *value;    /* "N", "PATH"; NULL for a flag */
     enum opt_kind kind;
     void *out;            /* bool *, int64_t *, double *, const char ** */
-    int64_t min, max;     /* OPT_INT range, inclusive */
+    int64_t min, max;     /* OPT_INT range, inclusive; both must be given */
     const char *choices;  /* OPT_CHOICE: "cpu|cuda" */
     const char *shown;    /* default as --help shows it, NULL: nothing */
     const char *help;     /* one sentence */
     bool hidden;          /* internal: accepted, not shown */
 };
 
-/* Reads the environment first, then argv[1…]. Returns the number of positional arguments moved to
- * the front of argv (at most max_positional), ERR_SETUP with a sentence, or ERR_CLOSED when --help
- * was printed. Strings point into argv or the environment. */
+/* Reads the environment first, then argv[1…argc-1]. Returns the number of positional arguments,
+ * moved to argv[1…] (at most max_positional), ERR_SETUP with a sentence, or ERR_CLOSED when --help
+ * or -h was printed to stdout. Strings point into argv or the environment. A flag is set by its
+ * name alone, or with =true, =false (1 0 yes no on off); `--` ends the options; the last of several
+ * wins; an empty variable counts as unset. */
 int opt_parse(const struct opt *rows, int n_rows, int argc, char **argv, int max_positional,
               const char *usage, struct err_text *err);
 
