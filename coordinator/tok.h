@@ -38,7 +38,10 @@ int tok_encode(const struct tok *t, const char *text, size_t n, enum tok_mode mo
 
 int32_t tok_vocab(const struct tok *t);
 int32_t tok_added(const struct tok *t, const char *text); /* id of an added token, or -1 */
-bool tok_is_control(const struct tok *t, int32_t id);     /* never shown */
+
+/* The longest added token whose text stands at p[0..n); *len its bytes. -1: none. */
+int32_t tok_added_at(const struct tok *t, const char *p, size_t n, size_t *len);
+bool tok_is_control(const struct tok *t, int32_t id);     /* never shown; fillers, too */
 bool tok_is_added(const struct tok *t, int32_t id);       /* control or user-defined */
 bool tok_is_eog(const struct tok *t, int32_t id);         /* ends a generation */
 const int32_t *tok_eog(const struct tok *t, int *n);
