@@ -36,10 +36,12 @@
 #define LIMIT_JSON_DEPTH         128
 #define LIMIT_WRITE_BACKLOG_BYTES (4u << 20) /* unsent bytes of one client before it is cut off */
 #define LIMIT_PIPELINE_BYTES     (64u << 10) /* read ahead of the request being answered */
+#define LIMIT_BODIES_BYTES       (512u << 20) /* request bodies in memory, all connections together */
 #define LIMIT_HEADERS            128         /* header lines of one request */
 #define LIMIT_HEADER_SECONDS     20          /* from a request's first byte to its last header */
 #define LIMIT_BODY_SECONDS       120         /* from the last header to the end of the body */
 #define LIMIT_IDLE_SECONDS       75          /* keep-alive without a request */
+#define LIMIT_LINGER_SECONDS     2           /* after the last answer, for the client to close */
 #define LIMIT_STALL_SECONDS      120         /* unsent bytes and no progress */
 
 /* requests */

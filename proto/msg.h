@@ -117,6 +117,7 @@ struct msg_entry {
     int32_t n_pages;
 };
 
+/* token path 6/9: what the ranks feed next, as the coordinator's STEP says it to each worker. */
 struct msg_step {
     uint64_t id;
     uint32_t generation;
@@ -193,8 +194,11 @@ struct msg_buf {
 };
 void msg_buf_deinit(struct msg_buf *b);
 
-/* Replaces the content of b. ERR_NOMEM or OK. */
+/* Replaces the content of b. ERR_NOMEM or OK. A field outside its range is a bug and asserts. */
 int msg_pack(struct msg_buf *b, const struct msg *m);
+
+/* ERR_VERSION: a HELLO whose protocol is not MSG_PROTOCOL (m->hello.protocol says which). ERR_LIMIT:
+ * well formed, but a field, a count or a reference into another array is out of its range. */
 int msg_unpack(struct msg *m, const uint8_t *p, size_t n);
 void msg_print(FILE *f, const struct msg *m); /* one line, for debugging */
 

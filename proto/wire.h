@@ -30,15 +30,20 @@ struct wire_peer {
 int wire_bind(struct wire **out, const char *endpoint, struct err_text *err);
 int wire_connect(struct wire **out, const char *endpoint, struct wire_peer self,
                  struct err_text *err);
-void wire_close(struct wire *w);
+void wire_close(struct wire *w); /* at once; what is still queued is dropped. NULL is fine */
+void wire_close_within(struct wire *w, int timeout_ms); /* lets queued last words leave first */
 
 int wire_fd(const struct wire *w); /* poll for reading, then drain */
 
-/* Never blocks. peer is ignored on a connected (worker) socket. */
+/* Never blocks. peer is ignored on a connected (worker) socket, whose messages wait in its queue
+ * until the connection is up. OK, ERR_FULL, ERR_CLOSED, ERR_NOMEM or ERR_SYS. */
 int wire_send(struct wire *w, struct wire_peer peer, const struct msg *m);
 
 /* The next message, without waiting (timeout_ms 0) or waiting at most timeout_ms (-1: for ever).
- * OK, ERR_AGAIN, or ERR_FORMAT for a message that does not parse (already consumed). */
+ * A signal ends the wait early with ERR_AGAIN. OK; ERR_AGAIN; ERR_FORMAT for a message or identity
+ * that does not parse, ERR_VERSION for a HELLO of another protocol (both already consumed, go on
+ * draining); ERR_NOMEM, ERR_SYS. *peer is who sent it, channel 0 if the
+ * identity was bad. peer may be NULL. */
 int wire_recv(struct wire *w, struct wire_peer *peer, struct msg *m, int timeout_ms);
 
 #endif
