@@ -135,6 +135,7 @@ struct kop_angles {
     const struct kbatch *batch;
     const double *freq; /* [P/2] */
     float *angles;      /* [T, P/2, 2] */
+    int n_pairs;        /* P/2 */
 };
 
 /* h[t] = row token_t of table. */
@@ -289,12 +290,15 @@ struct kop_gather {
  *   raw log-probabilities: log softmax of the logits        -> logprob, top_*
  *   l = logits + bias; seen in prompt or output: l = l > 0 ? l / repetition : l * repetition;
  *   l -= frequency * count_output + presence * (count_output > 0)
- *   temperature 0: argmax (ties to the lower id). Else l /= temperature, then keep in this order:
- *   the top_k largest; of the softmax of those, the shortest prefix (falling probability, ties to
- *   the lower id) whose sum reaches top_p; of those, the ones with probability >= min_p * largest;
- *   u = Philox4x32-10(key = seed, counter = p + 1) word 0 / 2^32; the first token whose running sum
- *   exceeds u * total is chosen.
- * NaN counts as minus infinity; a row with no finite logit gets token -1.
+ *   temperature 0 (<= 1e-6): argmax (ties to the lower id). Else each token weighs
+ *   e = exp((l - max l) / temperature), and in falling order of l, ties to the lower id, are kept:
+ *   the top_k largest (0: all); of those, the shortest prefix whose sum reaches top_p of their sum
+ *   (>= 1: all); of those, the ones with e >= min_p * largest;
+ *   u = Philox4x32-10(key = seed, counter = p + 1) word 0 / 2^32; the first token, in the same
+ *   order, whose running sum exceeds u * total of the kept is chosen. Sums are in double.
+ * NaN counts as minus infinity, plus infinity as the largest float; a row with no finite logit, and
+ * a padding row, gets token -1, log-probability 0 and leaves last_token alone. The first
+ * top_logprobs alternatives are filled, as far as their logits are finite; the rest are -1 and 0.
  * Also writes seqs->last_token[slot]. */
 struct kop_sample {
     const struct kbatch *batch;

@@ -1,7 +1,7 @@
 /* kernels/quant.h: the quantised block layouts, as the GGUF format defines them.
  *
  * A row of a matrix is cols / block_elems consecutive blocks. Values are defined by the formulas
- * beside each decoder in cpu/dequant.c and are bit-exact: each product and difference is rounded
+ * beside each decoder in quant.c and are bit-exact: each product and difference is rounded
  * to float32 in the written order, never contracted.
  *
  * Owns: nothing; pure.  Called by: both backends, the worker's loader.
@@ -33,6 +33,8 @@ int64_t ktype_row_bytes(int type, int64_t cols); /* cols must be a multiple of b
 
 /* Decodes n elements (a multiple of block_elems) from blocks at src to dst. The specification. */
 void kdequant_row(int type, const void *src, float *dst, int64_t n);
+
+extern const int8_t kvalues_iq4[16]; /* the codebook of IQ4_NL and IQ4_XS */
 
 float kf16_to_f32(uint16_t h);
 float kbf16_to_f32(uint16_t h);
