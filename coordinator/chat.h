@@ -14,6 +14,7 @@
 
 #include <jansson.h>
 
+#include "coordinator/buf.h"
 #include "coordinator/tok.h"
 
 enum chat_family { CHAT_GLM5, CHAT_GLM51, CHAT_GLM52 };
@@ -44,5 +45,7 @@ int chat_render(enum chat_family family, const struct tok *t, json_t *messages, 
 /* JSON as the template's tojson prints it: ", " and ": ", UTF-8 kept, key order kept, shortest
  * floats. malloc'ed. */
 char *chat_json(const json_t *v);
+void chat_json_add(struct buf *b, const json_t *v);                  /* the same, appended */
+void chat_json_escape(struct buf *b, const char *p, size_t n);       /* the inside of a string */
 
 #endif
