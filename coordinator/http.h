@@ -74,6 +74,8 @@ const char *http_path(const struct http_exchange *x); /* percent-decoded, normal
 const char *http_tail(const struct http_exchange *x); /* what "+" stood for, else "" */
 const char *http_header(const struct http_exchange *x, const char *lower_name); /* NULL: absent */
 const char *http_body(const struct http_exchange *x, size_t *n); /* NUL-terminated besides */
+/* Hands the body over: the caller frees it, http_body is empty from then on. */
+char *http_take_body(struct http_exchange *x, size_t *n);
 void *http_user(const struct http_exchange *x); /* as given to http_listen */
 
 /* ---- the answer ------------------------------------------------------------------------------
@@ -87,6 +89,10 @@ void http_on_gone(struct http_exchange *x, void (*gone)(void *user), void *user)
 /* extra: whole header lines, each ending in "\r\n", or "". */
 void http_answer(struct http_exchange *x, int status, const char *content_type, const char *extra,
                  const char *body, size_t n);
+
+/* The same with an error object of the OpenAI shape; param and code may be NULL, all UTF-8. */
+void http_answer_error(struct http_exchange *x, int status, const char *type, const char *param,
+                       const char *code, const char *extra, const char *message);
 
 void http_stream_begin(struct http_exchange *x, int status, const char *content_type);
 /* Copies. ERR_CLOSED: the client is leaving or read too slowly; gone will be called. */

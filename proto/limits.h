@@ -44,6 +44,9 @@
 #define LIMIT_LINGER_SECONDS     2           /* after the last answer, for the client to close */
 #define LIMIT_STALL_SECONDS      120         /* unsent bytes and no progress */
 
+#define LIMIT_API_KEYS           1024
+#define LIMIT_API_KEY_BYTES      512
+
 /* requests */
 #define LIMIT_QUEUE_REQUESTS    4096
 #define LIMIT_QUEUE_TOKENS      (64 << 20)
