@@ -22,6 +22,7 @@ struct coll;
 
 struct coll_ops {
     const char *name; /* "none", "shm", "ipc", "nccl" */
+    bool in_graphs;   /* its operations are queued on the device and may be captured */
     int (*all_reduce)(struct coll *, float *x, int64_t n);
     int (*all_gather)(struct coll *, const void *src, void *dst, int64_t bytes_per_rank);
     int (*broadcast)(struct coll *, void *x, int64_t bytes, int root);

@@ -47,6 +47,7 @@ static void none_close(struct coll *c) {
 
 static const struct coll_ops none_ops = {
     .name = "none",
+    .in_graphs = true,
     .all_reduce = none_all_reduce,
     .all_gather = none_all_gather,
     .broadcast = none_broadcast,

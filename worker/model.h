@@ -23,7 +23,7 @@
 struct hparams {
     char arch[32];
     int n_layers;        /* trunk, without MTP blocks */
-    int n_mtp;           /* MTP blocks in the file, 0 or 1 */
+    int n_mtp;           /* MTP blocks in the file */
     int n_dense;         /* leading dense layers */
     int64_t context, vocab;
     int64_t vocab_used;  /* ids from here on carry no text and are never sampled */
@@ -32,6 +32,13 @@ struct hparams {
     bool index_full[LIMIT_LAYERS]; /* layer has an indexer of its own (else it reuses the last) */
     double rope_freq[512]; /* [P/2] */
     struct kdims dims;   /* local head count, everything else as in the file */
+};
+
+/* Rows of the memory plan. */
+enum plan_group {
+    PLAN_EMBEDDING, PLAN_HEAD, PLAN_ATTENTION, PLAN_INDEXER, PLAN_DENSE, PLAN_EXPERTS, PLAN_SHARED,
+    PLAN_SMALL, /* norms, router, biases */
+    PLAN_GROUPS
 };
 
 struct layer {
@@ -57,7 +64,7 @@ struct scratch {
     int32_t *selected, *n_selected; /* [T, K] [T] */
     float *logits_r;         /* [T, E] router */
     int32_t *ids; float *weights; /* [T, U] */
-    float *act, *gate, *up;  /* [T, U, F] [T, max dense/shared width] x2 */
+    float *act, *gate, *up;  /* [T, U, F] [T, wider of dense and shared] x2 */
     float *angles;           /* [T, P/2, 2] */
     float *out_h;            /* [S, D] */
     float *logits_local, *logits; /* [S, W] and gathered [world, S, W] */
@@ -74,14 +81,15 @@ struct model {
     struct kmat output;      /* local vocabulary rows */
     float *output_norm;
     double *rope_freq;       /* device copy */
-    struct layer *layers;    /* [n_layers + n_mtp] */
-    int n_blocks;
+    struct layer *layers;    /* [n_layers]; MTP blocks are not loaded yet */
     struct kseqs seqs;
     struct kbatch batch;     /* device arrays, capacity max_rows / max_outs */
     struct scratch s;
     int max_rows, max_outs, max_context;
     int64_t n_pages;
     uint64_t weight_bytes, scratch_bytes, page_bytes;
+    uint64_t group_bytes[PLAN_GROUPS]; /* weight_bytes by kind */
+    int group_tensors[PLAN_GROUPS];
     void *arena[3];          /* weights, scratch, caches: allocated once each */
 };
 
@@ -102,13 +110,17 @@ struct load_progress {
 /* Reads and checks the hyperparameters and every tensor's shape; touches no weights. */
 int model_read_hparams(struct hparams *hp, const struct gguf *g, struct err_text *err);
 
-/* Counts, prints the memory plan, allocates once, loads. *m must be zeroed. */
+/* Opens the backend's device into m->k and m->ctx; *m must be zeroed. ERR_SETUP with a sentence. */
+int model_open(struct model *m, int device, struct err_text *err);
+
+/* Counts, prints the memory plan, allocates once, loads. *m must be zeroed or just opened; on
+ * failure model_unload clears it. */
 int model_load(struct model *m, const struct gguf *g, const struct model_options *o,
                struct load_progress progress, struct err_text *err);
 
 /* Allocates the caches; once. ERR_NOMEM with a sentence. */
 int model_alloc_caches(struct model *m, int64_t n_pages, struct err_text *err);
-void model_unload(struct model *m);
+void model_unload(struct model *m); /* closes the device too */
 void model_print_plan(FILE *f, const struct model *m);
 
 /* worker/forward.c: the forward pass over m->batch, to sampled tokens in m->s.token…
@@ -116,6 +128,7 @@ void model_print_plan(FILE *f, const struct model *m);
  * OK or ERR_ABORTED. */
 struct dump {
     void (*tensor)(void *user, const char *name, int layer, const float *x, int rows, int width);
+    void (*ids)(void *user, const char *name, int layer, const int32_t *x, int rows, int width);
     void *user;
 };
 int forward(struct model *m, struct coll *coll, const struct dump *dump);

@@ -1,0 +1,379 @@
+/* worker/load.c: from a GGUF file to the memory of one rank: count, print, allocate once, point,
+ * fill.
+ *
+ * Owns: the model's three arenas (weights, scratch, caches) and its layer table.
+ * Called by: main.c, tests.
+ * Fails how: ERR_FORMAT, ERR_SETUP or ERR_NOMEM with a sentence; the caller then calls
+ * model_unload, which takes a half-made model too.  Limits: LIMIT_STEP_*, LIMIT_SLOTS.
+ * Tested by: tests/unit/test_worker.c, tests/kernels/test_model.c
+ *
+ * Slices are taken from the mapped file: rows and heads are contiguous there and go to the backend
+ * as they are; a cut by columns is a short run in every row and is gathered in a staging buffer
+ * first. The same layout function counts scratch (no base) and points into it (base given), so
+ * that the two cannot disagree.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "worker/tensors.h"
+
+#define ARENA_ALIGN       256
+#define PROGRESS_EVERY_US 50000
+
+enum arena { ARENA_WEIGHTS, ARENA_SCRATCH, ARENA_CACHES };
+
+/* One tensor, this rank's share. */
+struct item {
+    struct tensor_need need;
+    int64_t cols, rows, count;
+    uint64_t offset, bytes; /* in the weights' arena */
+    uint64_t file_bytes;    /* of the share, for progress */
+};
+
+struct loader {
+    struct model *m;
+    struct item *items;
+    int n_items, cap_items;
+    uint8_t *staging;
+    size_t staging_bytes;
+    struct load_progress progress;
+    uint64_t done_bytes, total_bytes, reported_us;
+};
+
+static const char *const group_names[PLAN_GROUPS] = {
+    "embedding", "head",    "attention",     "indexer",
+    "dense",     "experts", "shared expert", "norms, router",
+};
+
+static uint64_t align_up(uint64_t n) {
+    return (n + ARENA_ALIGN - 1) & ~(uint64_t)(ARENA_ALIGN - 1);
+}
+
+static uint64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+int model_open(struct model *m, int device, struct err_text *err) {
+    char why[256] = "";
+    m->k = kernels_table();
+    m->ctx = m->k->open(device, why, sizeof why);
+    if (!m->ctx)
+        return err_set(err, ERR_SETUP, "device %d: expected a usable %s device, found: %s", device,
+                       m->k->name, why);
+    return OK;
+}
+
+/* ---- the plan ---------------------------------------------------------------------------- */
+
+/* The share of a number that every rank must get the same of. */
+static int share(int64_t whole, int world, const char *tensor, const char *what, int64_t *out,
+                 struct err_text *err) {
+    if (whole % world)
+        return err_set(err, ERR_SETUP, "%s: expected %s to divide by %d ranks, found %lld", tensor,
+                       what, world, (long long)whole);
+    *out = whole / world;
+    return OK;
+}
+
+static int plan_cut(struct item *it, int world, struct err_text *err) {
+    const struct tensor_need *n = &it->need;
+    const char *name = n->tensor->name;
+    int block = ktype_block_elems((int)n->tensor->type);
+    it->cols = n->cols;
+    it->rows = n->rows;
+    it->count = n->count;
+    switch (n->cut) {
+    case CUT_NONE:
+        break;
+    case CUT_ROWS:
+        TRY(share(n->rows, world, name, "rows", &it->rows, err));
+        break;
+    case CUT_STACK:
+        TRY(share(n->count, world, name, "heads", &it->count, err));
+        break;
+    case CUT_COLS:
+        TRY(share(n->cols, world, name, "columns", &it->cols, err));
+        if (it->cols % block)
+            return err_set(err, ERR_SETUP,
+                           "%s: expected %lld columns over %d ranks to be whole blocks of %d (%s), "
+                           "found %lld each",
+                           name, (long long)n->cols, world, block, ktype_name((int)n->tensor->type),
+                           (long long)it->cols);
+    }
+    return OK;
+}
+
+static int plan_visit(void *user, const struct tensor_need *n, struct err_text *err) {
+    struct loader *l = user;
+    struct model *m = l->m;
+    if (l->n_items == l->cap_items) {
+        int cap = MAX(256, l->cap_items * 2);
+        struct item *grown = realloc(l->items, (size_t)cap * sizeof *grown);
+        if (!grown)
+            return err_set(err, ERR_NOMEM, "plan: expected memory for %d tensors, found none", cap);
+        l->items = grown;
+        l->cap_items = cap;
+    }
+    struct item *it = &l->items[l->n_items];
+    *it = (struct item){.need = *n};
+    TRY(plan_cut(it, m->world, err));
+    int type = (int)n->tensor->type;
+    it->file_bytes = (uint64_t)(ktype_row_bytes(type, it->cols) * it->rows * it->count);
+    it->bytes = n->vector ? (uint64_t)it->cols * sizeof(float)
+                          : m->k->mat_bytes(type, it->count, it->rows, it->cols);
+    it->offset = m->weight_bytes;
+    m->weight_bytes += align_up(it->bytes);
+    m->group_bytes[n->group] += align_up(it->bytes);
+    m->group_tensors[n->group]++;
+    l->total_bytes += it->file_bytes;
+    l->n_items++;
+    if (n->cut == CUT_COLS)
+        l->staging_bytes =
+            MAX(l->staging_bytes, (size_t)(ktype_row_bytes(type, it->cols) * it->rows));
+    if (n->vector) l->staging_bytes = MAX(l->staging_bytes, (size_t)it->bytes);
+    return OK;
+}
+
+/* ---- scratch ----------------------------------------------------------------------------- */
+
+struct taker {
+    char *base; /* NULL: only count */
+    uint64_t bytes;
+};
+
+static void *take(struct taker *t, int64_t elements, size_t element_bytes) {
+    void *p = t->base ? t->base + t->bytes : NULL;
+    t->bytes += align_up((uint64_t)elements * element_bytes);
+    return p;
+}
+
+#define TAKE(field, elements) ((field) = take(t, (elements), sizeof *(field)))
+
+/* Everything the steps work on, in the shapes of struct scratch, kbatch and kseqs. */
+static void layout_scratch(struct model *m, struct taker *t) {
+    const struct hparams *hp = &m->hp;
+    const struct kdims *d = &hp->dims;
+    struct scratch *s = &m->s;
+    int64_t T = m->max_rows, S = m->max_outs, H = d->n_heads, P = d->d_rope, R = d->r_kv;
+    int64_t width = MAX(hp->f_dense, hp->f_shared) / m->world, W = hp->vocab / m->world;
+    TAKE(s->h, T * d->d_model), TAKE(s->x, T * d->d_model), TAKE(s->y, T * d->d_model);
+    TAKE(s->q_a, T * d->r_q), TAKE(s->kv, T * (R + P));
+    TAKE(s->ik, T * d->ix_dim), TAKE(s->iw, T * d->ix_heads),
+        TAKE(s->iq, T * d->ix_heads * d->ix_dim);
+    TAKE(s->q, T * H * (d->d_nope + P)), TAKE(s->qk, T * H * (R + P));
+    TAKE(s->ol, T * H * R), TAKE(s->ov, T * H * d->d_v);
+    TAKE(s->selected, T * d->ix_topk), TAKE(s->n_selected, T);
+    TAKE(s->logits_r, T * d->n_experts), TAKE(s->ids, T * d->n_used),
+        TAKE(s->weights, T * d->n_used);
+    TAKE(s->act, T * d->n_used * (hp->f_expert / m->world)), TAKE(s->gate, T * width),
+        TAKE(s->up, T * width);
+    TAKE(s->angles, T * P);
+    TAKE(s->out_h, S * d->d_model), TAKE(s->logits_local, S * W);
+    s->logits = s->logits_local;
+    if (m->world > 1) TAKE(s->logits, S * W * m->world);
+    TAKE(s->token, S), TAKE(s->logprob, S);
+    TAKE(s->top_token, S * K_TOP_MAX), TAKE(s->top_logprob, S * K_TOP_MAX);
+    const struct kbounds bounds = {m->max_rows, m->max_outs, m->max_context, (int)hp->vocab};
+    s->op = take(t, (int64_t)m->k->scratch_bytes(d, &bounds), 1);
+    TAKE(m->batch.token, T), TAKE(m->batch.pos, T), TAKE(m->batch.slot, T),
+        TAKE(m->batch.out_row, S);
+    TAKE(m->rope_freq, P / 2);
+    int64_t slots = m->seqs.max_slots;
+    TAKE(m->seqs.page_table, slots * m->seqs.max_pages), TAKE(m->seqs.last_token, slots);
+    TAKE(m->seqs.seen_prompt, slots * m->seqs.vocab),
+        TAKE(m->seqs.seen_output, slots * m->seqs.vocab);
+    TAKE(m->seqs.sampling, slots);
+}
+
+static int plan_sizes(struct model *m, const struct model_options *o, struct err_text *err) {
+    if (o->context > m->hp.context)
+        return err_set(err, ERR_SETUP, "--context: expected at most the model's %lld, found %lld",
+                       (long long)m->hp.context, (long long)o->context);
+    assert(o->max_rows > 0 && o->max_rows <= LIMIT_STEP_ROWS && o->max_slots > 0 &&
+           o->max_slots <= LIMIT_SLOTS);
+    assert(o->max_outs > 0 && o->max_outs <= LIMIT_STEP_SAMPLES);
+    m->max_rows = o->max_rows;
+    m->max_outs = o->max_outs;
+    m->max_context = (int)(o->context > 0 ? o->context : m->hp.context);
+    m->seqs.max_slots = o->max_slots;
+    m->seqs.max_pages = (m->max_context + K_PAGE - 1) / K_PAGE;
+    m->seqs.vocab = (int)m->hp.vocab;
+    for (int i = 0; i < m->hp.n_layers; i++)
+        m->page_bytes +=
+            align_up(K_PAGE * m->k->latent_bytes(&m->hp.dims)) +
+            (m->hp.index_full[i] ? align_up(K_PAGE * m->k->index_bytes(&m->hp.dims)) : 0);
+    struct taker count = {0};
+    layout_scratch(m, &count);
+    m->scratch_bytes = count.bytes;
+    return OK;
+}
+
+void model_print_plan(FILE *f, const struct model *m) {
+    const double mib = 1 << 20;
+    fprintf(f, "memory plan of rank %d of %d (%s, %s, %d layers)\n", m->rank, m->world, m->k->name,
+            m->hp.arch, m->hp.n_layers);
+    fprintf(f, "  %-16s %8s %12s\n", "weights", "tensors", "MiB");
+    for (int i = 0; i < PLAN_GROUPS; i++)
+        if (m->group_tensors[i])
+            fprintf(f, "  %-16s %8d %12.2f\n", group_names[i], m->group_tensors[i],
+                    (double)m->group_bytes[i] / mib);
+    fprintf(f, "  %-16s %8s %12.2f\n", "all weights", "", (double)m->weight_bytes / mib);
+    fprintf(f, "  %-16s %8s %12.2f  %d rows, %d samples, %d slots, context %d\n", "scratch", "",
+            (double)m->scratch_bytes / mib, m->max_rows, m->max_outs, m->seqs.max_slots,
+            m->max_context);
+    fprintf(f, "  %-16s %8s %12.2f  %d positions; allocated when the ranks join\n",
+            "one cache page", "", (double)m->page_bytes / mib, K_PAGE);
+}
+
+/* ---- loading ----------------------------------------------------------------------------- */
+
+static void report(struct loader *l, uint64_t bytes) {
+    l->done_bytes += bytes;
+    uint64_t now = now_us();
+    if (!l->progress.report ||
+        (now - l->reported_us < PROGRESS_EVERY_US && l->done_bytes < l->total_bytes))
+        return;
+    l->reported_us = now;
+    l->progress.report(l->progress.user, l->done_bytes, l->total_bytes);
+}
+
+static void load_vector(struct loader *l, const struct item *it, float *dst) {
+    const struct gguf_tensor *t = it->need.tensor;
+    kdequant_row((int)t->type, t->data, (float *)l->staging, it->cols);
+    l->m->k->put(l->m->ctx, dst, l->staging, it->bytes);
+    report(l, it->file_bytes);
+}
+
+/* Matrix `at` of the share, in file order: a pointer into the file, or the staging buffer. */
+static const uint8_t *slice(struct loader *l, const struct item *it, int64_t at) {
+    const struct gguf_tensor *t = it->need.tensor;
+    const struct model *m = l->m;
+    uint64_t matrix_bytes = t->row_bytes * (uint64_t)it->need.rows;
+    const uint8_t *matrix = t->data + (uint64_t)at * matrix_bytes;
+    size_t run = (size_t)ktype_row_bytes((int)t->type, it->cols);
+    switch (it->need.cut) {
+    case CUT_NONE:
+        return matrix;
+    case CUT_STACK:
+        return matrix + (uint64_t)(m->rank * it->count) * matrix_bytes;
+    case CUT_ROWS:
+        return matrix + (uint64_t)(m->rank * it->rows) * t->row_bytes;
+    case CUT_COLS:
+        break;
+    }
+    for (int64_t r = 0; r < it->rows; r++)
+        memcpy(l->staging + (size_t)r * run,
+               matrix + (uint64_t)r * t->row_bytes + (size_t)m->rank * run, run);
+    return l->staging;
+}
+
+static void load_matrices(struct loader *l, const struct item *it, struct kmat *dst) {
+    for (int64_t at = 0; at < it->count; at++) {
+        l->m->k->mat_pack(l->m->ctx, dst, at, slice(l, it, at));
+        report(l, it->file_bytes / (uint64_t)it->count);
+    }
+}
+
+/* Points the model's field at the item's memory, then fills that. */
+static void load_item(struct loader *l, const struct item *it) {
+    struct model *m = l->m;
+    const struct tensor_need *n = &it->need;
+    char *owner = n->block < 0 ? (char *)m : (char *)&m->layers[n->block];
+    void *memory = (char *)m->arena[ARENA_WEIGHTS] + it->offset;
+    if (n->vector) {
+        *(float **)(void *)(owner + n->offset) = memory;
+        load_vector(l, it, memory);
+    } else {
+        struct kmat *mat = (struct kmat *)(void *)(owner + n->offset);
+        *mat = (struct kmat){.type = (int)n->tensor->type,
+                             .count = it->count,
+                             .rows = it->rows,
+                             .cols = it->cols,
+                             .data = memory};
+        load_matrices(l, it, mat);
+    }
+}
+
+static int allocate(struct model *m, enum arena which, uint64_t bytes, const char *what,
+                    struct err_text *err) {
+    m->arena[which] = m->k->alloc(m->ctx, bytes);
+    if (m->arena[which]) return OK;
+    struct kdevice_info info;
+    m->k->info(m->ctx, &info);
+    return err_set(err, ERR_NOMEM, "%s: expected %llu bytes of device memory, found %llu free",
+                   what, (unsigned long long)bytes, (unsigned long long)info.free_bytes);
+}
+
+static int load_planned(struct loader *l, const struct model_options *o, struct err_text *err) {
+    struct model *m = l->m;
+    if (o->print_plan) model_print_plan(stderr, m);
+    m->layers = calloc((size_t)m->hp.n_layers, sizeof *m->layers);
+    l->staging = malloc(MAX(l->staging_bytes, (size_t)1));
+    if (!m->layers || !l->staging)
+        return err_set(err, ERR_NOMEM, "plan: expected memory for the layers' table, found none");
+    TRY(allocate(m, ARENA_WEIGHTS, m->weight_bytes, "weights", err));
+    TRY(allocate(m, ARENA_SCRATCH, m->scratch_bytes, "scratch", err));
+    m->k->zero(m->ctx, m->arena[ARENA_SCRATCH], m->scratch_bytes);
+    struct taker point = {.base = m->arena[ARENA_SCRATCH]};
+    layout_scratch(m, &point);
+    assert(point.bytes == m->scratch_bytes);
+    m->k->put(m->ctx, m->rope_freq, m->hp.rope_freq,
+              (size_t)m->hp.dims.d_rope / 2 * sizeof *m->rope_freq);
+    for (int i = 0; i < m->hp.n_layers; i++) {
+        m->layers[i].has_index = m->hp.index_full[i];
+        m->layers[i].dense = i < m->hp.n_dense;
+    }
+    for (int i = 0; i < l->n_items; i++) load_item(l, &l->items[i]);
+    m->k->sync(m->ctx);
+    return OK;
+}
+
+int model_load(struct model *m, const struct gguf *g, const struct model_options *o,
+               struct load_progress progress, struct err_text *err) {
+    assert(o->world >= 1 && o->world <= LIMIT_RANKS && o->rank >= 0 && o->rank < o->world);
+    struct loader l = {.m = m, .progress = progress};
+    int64_t heads = 0, unused;
+    if (!m->ctx) TRY(model_open(m, o->device, err));
+    m->rank = o->rank;
+    m->world = o->world;
+    TRY(model_read_hparams(&m->hp, g, err));
+    TRY(share(m->hp.n_heads, o->world, m->hp.arch, "attention heads", &heads, err));
+    TRY(share(m->hp.vocab, o->world, m->hp.arch, "vocabulary rows", &unused, err));
+    int rc = tensors_each(&m->hp, g, plan_visit, &l, err);
+    m->hp.dims.n_heads = (int)heads;
+    if (rc == OK) rc = plan_sizes(m, o, err);
+    if (rc == OK) rc = load_planned(&l, o, err);
+    free(l.staging);
+    free(l.items);
+    return rc;
+}
+
+int model_alloc_caches(struct model *m, int64_t n_pages, struct err_text *err) {
+    assert(!m->arena[ARENA_CACHES]);
+    if (n_pages < 1 || n_pages > INT32_MAX || (uint64_t)n_pages > UINT64_MAX / 2 / m->page_bytes)
+        return err_set(err, ERR_RANGE, "caches: expected 1 or more pages, found %lld",
+                       (long long)n_pages);
+    TRY(allocate(m, ARENA_CACHES, (uint64_t)n_pages * m->page_bytes, "caches", err));
+    char *at = m->arena[ARENA_CACHES];
+    for (int i = 0; i < m->hp.n_layers; i++) {
+        struct kcache *c = &m->layers[i].cache;
+        c->latent = at;
+        at += align_up(K_PAGE * m->k->latent_bytes(&m->hp.dims)) * (uint64_t)n_pages;
+        if (!m->layers[i].has_index) continue;
+        c->index = at;
+        at += align_up(K_PAGE * m->k->index_bytes(&m->hp.dims)) * (uint64_t)n_pages;
+    }
+    m->n_pages = n_pages;
+    return OK;
+}
+
+void model_unload(struct model *m) {
+    for (size_t i = 0; i < ARRAY_LEN(m->arena); i++)
+        if (m->arena[i]) m->k->free(m->ctx, m->arena[i]);
+    free(m->layers);
+    if (m->ctx) m->k->close(m->ctx);
+    *m = (struct model){0};
+}

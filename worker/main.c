@@ -1,0 +1,496 @@
+/* worker/main.c: octavo-worker: one process, one rank, one device.
+ *
+ *   start ── HELLO ── load ── LOADED ──> wait <──────────────────────────────┐
+ *                                          ├─ JOIN: caches, communicator ── JOINED
+ *                                          ├─ ADMIT, STEP ── TOKENS or DONE ─┤
+ *                                          ├─ ABORT (out of the step) ── ABORTED
+ *                                          └─ STOP: exit 0
+ *
+ * This is the step thread; control.c is the other one.
+ *
+ * Owns: the model, the stepper, the communicator, the step socket.
+ * Called by: the coordinator (as a process), or by a unit of its own on another host.
+ * Fails how: FAILED with a sentence, then the exit code it names: 2 for a wrong set-up, 1 for the
+ * rest. A worker never tries to go on after an error: the process is the unit of failure.
+ * Limits: LIMIT_STEP_*.  Tested by: tests/unit/test_worker.c, tests/serve
+ *
+ * SIGTERM, SIGINT and SIGHUP reach the whole process group at a terminal, but when to stop is the
+ * coordinator's decision: a worker that has one ignores them. If the coordinator dies, the kernel
+ * kills the worker.
+ */
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/log.h"
+#include "proto/opt.h"
+#include "proto/wire.h"
+#include "worker/control.h"
+#include "worker/dump.h"
+#include "worker/process.h"
+#include "worker/step.h"
+
+#define WAIT_MS 1000 /* longest sleep between two looks at the sockets */
+
+struct options {
+    int64_t rank, world, device_index, context, max_slots, max_rows, incarnation, parent_pid,
+        parent_start;
+    const char *model, *device, *endpoint, *cpus, *dump, *dump_to, *log_level;
+};
+
+struct worker {
+    struct options o;
+    struct model model;
+    struct stepper *stepper;
+    struct coll *coll;
+    struct control *control;
+    struct dumper *dumper;
+    struct wire *steps;
+    struct msg *in, *out; /* large, reused */
+    bool aborted;         /* the communicator is of no use until the next JOIN */
+    bool stopping;
+};
+
+static uint64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+/* ---- set-up ------------------------------------------------------------------------------ */
+
+static int parse_options(struct options *o, int argc, char **argv, struct err_text *err) {
+    const struct opt rows[] = {
+        {.name = "rank",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->rank,
+         .max = LIMIT_RANKS - 1,
+         .help = "This worker's rank."},
+        {.name = "world",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->world,
+         .min = 1,
+         .max = LIMIT_RANKS,
+         .help = "Ranks in the group."},
+        {.name = "model",
+         .value = "PATH",
+         .kind = OPT_STRING,
+         .out = &o->model,
+         .help = "GGUF file, or any part of a split one."},
+        {.name = "device",
+         .value = "NAME",
+         .kind = OPT_CHOICE,
+         .out = &o->device,
+         .choices = "cpu|cuda",
+         .help = "Backend of this program."},
+        {.name = "device-index",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->device_index,
+         .max = 1024,
+         .help = "Which device of that kind."},
+        {.name = "context",
+         .value = "TOKENS",
+         .kind = OPT_INT,
+         .out = &o->context,
+         .max = LIMIT_CONTEXT_TOKENS,
+         .help = "Longest sequence; 0: the model's."},
+        {.name = "max-slots",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->max_slots,
+         .min = 1,
+         .max = LIMIT_SLOTS,
+         .help = "Sequences running at once."},
+        {.name = "max-rows",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->max_rows,
+         .min = 1,
+         .max = LIMIT_STEP_ROWS,
+         .help = "Tokens fed by one step."},
+        {.name = "connect",
+         .value = "ENDPOINT",
+         .kind = OPT_STRING,
+         .out = &o->endpoint,
+         .help = "The coordinator's socket."},
+        {.name = "incarnation",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->incarnation,
+         .max = UINT32_MAX,
+         .help = "How often this rank was started."},
+        {.name = "cpus",
+         .value = "LIST",
+         .kind = OPT_STRING,
+         .out = &o->cpus,
+         .help = "Cores to run on, like 0,2-3."},
+        {.name = "dump",
+         .value = "NAMES",
+         .kind = OPT_STRING,
+         .out = &o->dump,
+         .help = "Write these tensors of every step: residual, logits, … or all."},
+        {.name = "dump-to",
+         .value = "PATH",
+         .kind = OPT_STRING,
+         .out = &o->dump_to,
+         .help = "Where to; .RANK is appended."},
+        {.name = "log-level",
+         .value = "LEVEL",
+         .kind = OPT_STRING,
+         .out = &o->log_level,
+         .help = "debug, info, warn or error."},
+        {.name = "parent-pid",
+         .value = "PID",
+         .kind = OPT_INT,
+         .out = &o->parent_pid,
+         .max = INT32_MAX,
+         .help = "The coordinator.",
+         .hidden = true},
+        {.name = "parent-start",
+         .value = "TICKS",
+         .kind = OPT_INT,
+         .out = &o->parent_start,
+         .max = INT64_MAX,
+         .help = "Its start time.",
+         .hidden = true},
+    };
+    int rc = opt_parse(rows, ARRAY_LEN(rows), argc, argv, 0,
+                       "usage: octavo-worker --model PATH --connect ENDPOINT [OPTION…]\n"
+                       "One rank of a model. Started by octavo serve, or by hand on another host.",
+                       err);
+    if (rc < 0) return rc;
+    if (!o->model || !o->endpoint)
+        return err_set(err, ERR_SETUP, "%s: expected a value, found none",
+                       o->model ? "--connect" : "--model");
+    if (o->rank >= o->world)
+        return err_set(err, ERR_SETUP, "--rank: expected less than --world %d, found %d",
+                       (int)o->world, (int)o->rank);
+    if (strcmp(o->device, kernels_table()->name) != 0)
+        return err_set(err, ERR_SETUP,
+                       "--device: expected %s, the backend of this program, found %s",
+                       kernels_table()->name, o->device);
+    return OK;
+}
+
+static void init_signals(const struct options *o) {
+    signal(SIGPIPE, SIG_IGN);
+    if (!o->parent_pid) return;
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+}
+
+static int start_control(struct worker *w, struct err_text *err) {
+    const struct options *o = &w->o;
+    struct control_options c = {
+        .endpoint = o->endpoint,
+        .rank = (int32_t)o->rank,
+        .incarnation = (uint32_t)o->incarnation,
+        .parent_pid = o->parent_pid,
+        .hello = {.protocol = MSG_PROTOCOL,
+                  .limits = limits_digest(),
+                  .rank = (int32_t)o->rank,
+                  .pid = getpid(),
+                  .start_time = process_start_time(getpid())},
+    };
+    const char *cookie = getenv("OCTAVO_COOKIE");
+    snprintf(c.hello.build, sizeof c.hello.build, "%s", log_build());
+    snprintf(c.hello.cookie, sizeof c.hello.cookie, "%s", cookie ? cookie : "");
+    unsetenv("OCTAVO_COOKIE");
+    snprintf(c.hello.device, sizeof c.hello.device, "%s", o->device);
+    if (w->model.ctx) {
+        struct kdevice_info info;
+        w->model.k->info(w->model.ctx, &info);
+        snprintf(c.hello.device, sizeof c.hello.device, "%s", info.name);
+    }
+    return control_start(&w->control, &c, err);
+}
+
+static uint64_t free_bytes(struct worker *w) {
+    struct kdevice_info info;
+    w->model.k->info(w->model.ctx, &info);
+    return info.free_bytes;
+}
+
+static void report_memory(struct worker *w) {
+    const struct model *m = &w->model;
+    control_set_memory(w->control,
+                       m->weight_bytes + m->scratch_bytes + m->page_bytes * (uint64_t)m->n_pages,
+                       free_bytes(w));
+}
+
+static void report_progress(void *user, uint64_t bytes, uint64_t total) {
+    struct worker *w = user;
+    control_post(w->control, &(struct note){.type = MSG_PROGRESS, .progress = {bytes, total}});
+}
+
+/* The largest thing that travels: the residual of all rows, or one rank's logits. */
+static uint64_t message_bytes(const struct model *m) {
+    uint64_t residual = (uint64_t)m->max_rows * (uint64_t)m->hp.dims.d_model;
+    return 4 * MAX(residual, (uint64_t)m->max_outs * (uint64_t)m->output.rows);
+}
+
+static int load(struct worker *w, struct err_text *err) {
+    const struct options *o = &w->o;
+    const struct model_options mo = {
+        .rank = (int)o->rank,
+        .world = (int)o->world,
+        .device = (int)o->device_index,
+        .max_slots = (int)o->max_slots,
+        .max_rows = (int)o->max_rows,
+        .max_outs = (int)MIN(MIN(4 * o->max_slots, o->max_rows), LIMIT_STEP_SAMPLES),
+        .context = o->context,
+        .print_plan = o->rank == 0,
+    };
+    struct model *m = &w->model;
+    struct gguf *g;
+    uint64_t start = now_us();
+    control_set_state(w->control, WORKER_LOADING);
+    TRY(gguf_open(&g, o->model, err));
+    int rc = model_load(m, g, &mo, (struct load_progress){report_progress, w}, err);
+    gguf_close(g);
+    TRY(rc);
+    TRY(stepper_new(&w->stepper, m));
+    if (o->dump) {
+        char path[512];
+        snprintf(path, sizeof path, "%s.%d", o->dump_to ? o->dump_to : "octavo-dump", (int)o->rank);
+        TRY(dumper_open(&w->dumper, m, o->dump, path, err));
+    }
+    struct note n = {.type = MSG_LOADED,
+                     .loaded = {.weight_bytes = m->weight_bytes,
+                                .scratch_bytes = m->scratch_bytes,
+                                .page_bytes = m->page_bytes,
+                                .free_bytes = free_bytes(w),
+                                .shm_bytes = coll_shm_bytes(m->world, message_bytes(m)),
+                                .seconds = (double)(now_us() - start) / 1e6}};
+    report_memory(w);
+    control_set_state(w->control, WORKER_LOADED);
+    control_post(w->control, &n);
+    log_info("loaded", "weight_bytes=%llu scratch_bytes=%llu page_bytes=%llu seconds=%.2f",
+             (unsigned long long)m->weight_bytes, (unsigned long long)m->scratch_bytes,
+             (unsigned long long)m->page_bytes, n.loaded.seconds);
+    return OK;
+}
+
+/* ---- what the coordinator says ----------------------------------------------------------- */
+
+static int open_coll(struct worker *w, const struct msg_join *j, struct err_text *err) {
+    if (w->model.world == 1) {
+        TRY(coll_open_none(&w->coll));
+        w->coll->generation = j->generation;
+        return OK;
+    }
+    return coll_open_shm(&w->coll, j->shm_path, j->shm_bytes, w->model.rank, w->model.world,
+                         j->generation, err);
+}
+
+static void close_coll(struct worker *w) {
+    if (!w->coll) return;
+    control_set_coll(w->control, NULL);
+    coll_close(w->coll);
+    w->coll = NULL;
+}
+
+static int join(struct worker *w, const struct msg_join *j, struct err_text *err) {
+    struct model *m = &w->model;
+    if (j->world != m->world)
+        return err_set(err, ERR_FORMAT, "join: expected a group of %d, found %d", m->world,
+                       j->world);
+    if (m->n_pages && j->pages != m->n_pages)
+        return err_set(err, ERR_FORMAT, "join: expected the %lld pages of before, found %lld",
+                       (long long)m->n_pages, (long long)j->pages);
+    close_coll(w);
+    if (!m->n_pages) TRY(model_alloc_caches(m, j->pages, err));
+    if (!j->caches_valid) stepper_forget(w->stepper);
+    TRY(open_coll(w, j, err));
+    w->aborted = false;
+    control_set_coll(w->control, w->coll);
+    report_memory(w);
+    control_set_state(w->control, WORKER_READY);
+    control_post(w->control, &(struct note){.type = MSG_JOINED, .generation = {j->generation}});
+    log_info("joined", "generation=%u collective=%s pages=%lld", j->generation, w->coll->ops->name,
+             (long long)m->n_pages);
+    return OK;
+}
+
+/* Heard between steps, so the step that was aborted, if any, has been left. */
+static void hear_abort(struct worker *w, uint32_t generation) {
+    if (w->coll && w->coll->generation <= generation) {
+        w->aborted = true;
+        control_set_state(w->control, WORKER_LOADED);
+    }
+    control_post(w->control, &(struct note){.type = MSG_ABORTED, .generation = {generation}});
+    log_info("aborted", "generation=%u", generation);
+}
+
+static int take_notes(struct worker *w, struct err_text *err) {
+    struct note n = {0};
+    while (!w->stopping && control_next(w->control, &n)) {
+        switch (n.type) {
+        case MSG_JOIN:
+            TRY(join(w, &n.join, err));
+            break;
+        case MSG_ABORT:
+            hear_abort(w, n.generation.generation);
+            break;
+        case MSG_STOP:
+            w->stopping = true;
+            break;
+        default:
+            assert(!"not a note for the step thread");
+        }
+    }
+    return OK;
+}
+
+static int answer_step(struct worker *w, uint64_t wait_us, struct err_text *err) {
+    if (w->model.rank != 0) {
+        const struct msg_tokens *t = &w->out->tokens;
+        struct msg_done done = {.step_id = t->step_id,
+                                .generation = t->generation,
+                                .step_us = t->step_us,
+                                .wait_us = wait_us};
+        w->out->type = MSG_DONE;
+        w->out->done = done;
+    }
+    int rc = wire_send(w->steps, (struct wire_peer){0}, w->out);
+    return rc < 0 ? err_set(err, rc, "answer: expected the coordinator to take it, found %s",
+                            err_name(rc))
+                  : OK;
+}
+
+static int run_step(struct worker *w, const struct msg_step *s, struct err_text *err) {
+    if (!w->coll || w->aborted || s->generation != w->coll->generation) {
+        log_debug("step_dropped", "step=%llu generation=%u", (unsigned long long)s->id,
+                  s->generation);
+        return OK;
+    }
+    w->coll->wait_us = 0;
+    w->out->type = MSG_TOKENS;
+    control_set_state(w->control, WORKER_STEPPING);
+    int rc = stepper_run(w->stepper, w->coll, s, &w->out->tokens, dumper_hook(w->dumper), err);
+    if (rc == ERR_ABORTED) {
+        w->aborted = true;
+        return OK;
+    }
+    TRY(rc);
+    control_step_done(w->control, s->id);
+    control_set_state(w->control, WORKER_READY);
+    return answer_step(w, w->coll->wait_us, err);
+}
+
+static int hear_step_socket(struct worker *w, struct err_text *err) {
+    struct wire_peer peer;
+    int rc = wire_recv(w->steps, &peer, w->in, 0);
+    if (rc == ERR_FORMAT)
+        return err_set(
+            err, rc,
+            "step socket: expected a message of protocol %d, found bytes that do not parse",
+            MSG_PROTOCOL);
+    TRY(rc);
+    switch (w->in->type) {
+    case MSG_ADMIT:
+        return w->coll ? stepper_admit(w->stepper, &w->in->admit, err) : OK;
+    case MSG_STEP:
+        /* token path 7/9: the step thread of every rank takes the same rows from its own socket. */
+        return run_step(w, &w->in->step, err);
+    default:
+        return err_set(err, ERR_FORMAT, "step socket: expected ADMIT or STEP, found type %d",
+                       (int)w->in->type);
+    }
+}
+
+/* Until STOP (OK) or an error. */
+static int serve(struct worker *w, struct err_text *err) {
+    for (;;) {
+        TRY(take_notes(w, err));
+        if (w->stopping) return OK;
+        int rc = hear_step_socket(w, err);
+        if (rc == OK) continue;
+        if (rc != ERR_AGAIN) return rc;
+        struct pollfd fds[] = {{.fd = wire_fd(w->steps), .events = POLLIN},
+                               {.fd = control_fd(w->control), .events = POLLIN}};
+        poll(fds, ARRAY_LEN(fds), WAIT_MS);
+    }
+}
+
+/* ---- life -------------------------------------------------------------------------------- */
+
+/* The device is opened before HELLO, which names it, but its failure is reported after it. */
+static int run(struct worker *w, struct err_text *err) {
+    struct err_text device_err = {0};
+    const struct options *o = &w->o;
+    int device_rc = model_open(&w->model, (int)o->device_index, &device_err);
+    TRY(start_control(w, err));
+    if (device_rc < 0) return err_set(err, device_rc, "%s", device_err.text);
+    w->in = malloc(sizeof *w->in);
+    w->out = malloc(sizeof *w->out);
+    if (!w->in || !w->out)
+        return err_set(err, ERR_NOMEM, "worker: expected memory for two messages, found none");
+    TRY(wire_connect(&w->steps, o->endpoint,
+                     (struct wire_peer){(int32_t)o->rank, (uint32_t)o->incarnation, 's'}, err));
+    TRY(load(w, err));
+    return serve(w, err);
+}
+
+/* A file that is wrong, or too large, will be so next time; the rest may not. */
+static int exit_code_of(const struct worker *w, int rc) {
+    if (rc == OK) return EXIT_ASKED;
+    bool loaded = w->model.n_pages > 0;
+    return rc == ERR_SETUP || (!loaded && rc != ERR_SYS && rc != ERR_ABORTED) ? EXIT_SETUP
+                                                                              : EXIT_FAILED;
+}
+
+static int finish(struct worker *w, int rc, const struct err_text *err) {
+    struct note n = {.type = MSG_FAILED, .failed = {.exit_code = exit_code_of(w, rc)}};
+    int code = n.failed.exit_code;
+    snprintf(n.failed.text, sizeof n.failed.text, "%s", err->text[0] ? err->text : err_name(rc));
+    if (rc < 0)
+        log_error("failed", "exit=%d error=\"%s\"", code, n.failed.text);
+    else
+        log_info("stopped", "rank=%d", (int)w->o.rank);
+    if (rc < 0 && w->control) control_post(w->control, &n);
+    close_coll(w);
+    if (w->steps) wire_close(w->steps);
+    if (w->control) control_stop(w->control);
+    dumper_close(w->dumper);
+    stepper_free(w->stepper);
+    model_unload(&w->model);
+    free(w->in);
+    free(w->out);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    process_die_with_parent();
+    static struct worker w = {.o = {.world = 1, .device = "cpu", .max_slots = 64, .max_rows = 512}};
+    struct err_text err = {0};
+    int rc = parse_options(&w.o, argc, argv, &err);
+    if (rc == ERR_CLOSED) return EXIT_ASKED;
+    enum log_level level = LOG_INFO;
+    if (rc == OK && w.o.log_level && !log_parse_level(w.o.log_level, &level))
+        rc = err_set(&err, ERR_SETUP, "--log-level: expected debug, info, warn or error, found %s",
+                     w.o.log_level);
+    if (rc < 0) {
+        fprintf(stderr, "octavo-worker: %s\n", err.text);
+        return EXIT_SETUP;
+    }
+    char who[32];
+    snprintf(who, sizeof who, "worker/%d", (int)w.o.rank);
+    log_init(who, level, NULL);
+    log_install_crash_report();
+    if (w.o.parent_pid && !process_has_parent(w.o.parent_pid, (uint64_t)w.o.parent_start)) {
+        log_warn("orphaned", "parent=%lld", (long long)w.o.parent_pid);
+        return EXIT_FAILED;
+    }
+    init_signals(&w.o);
+    rc = w.o.cpus ? process_pin(w.o.cpus, &err) : OK;
+    if (rc == OK) rc = run(&w, &err);
+    return finish(&w, rc, &err);
+}

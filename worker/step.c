@@ -1,0 +1,357 @@
+/* worker/step.c: from a STEP message to device tables and back to a TOKENS message.
+ *
+ * Owns: host mirrors of the slot tables and the staging of one step.
+ * Called by: the step thread (main.c); tests.
+ * Fails how: ERR_FORMAT with a sentence for a message that does not fit (a bug of the
+ * coordinator's: nothing was touched, the caller answers FAILED and exits 1); ERR_ABORTED.
+ * Limits: the model's max_rows, max_outs, slots and pages.
+ * Tested by: tests/unit/test_step.c, tests/kernels/test_model.c
+ *
+ * Two passes: first every index of the message is checked against the mirrors, then the mirrors and
+ * the device change. A message is refused whole or obeyed whole. Positions are what a sequence has
+ * been fed so far; they advance when the step is done, so that an aborted step can be fed again.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "worker/step.h"
+
+static_assert(K_PAGE == LIMIT_PAGE_TOKENS && K_TOP_MAX == LIMIT_TOP_LOGPROBS &&
+                  K_BIAS_MAX == LIMIT_BIAS,
+              "messages and kernels must agree");
+
+struct slot {
+    bool admitted;
+    bool sampled;     /* has a last token to feed */
+    bool last_broken; /* that token is -1: no logit was finite */
+    bool fed_any;
+    uint32_t generation;
+    int32_t fed;      /* positions fed so far; the next entry starts here or below */
+    int32_t n_pages;  /* known to the device's table */
+    uint64_t in_step; /* serial of the last step that names it */
+};
+
+struct stepper {
+    struct model *m;
+    struct slot *slots;
+    uint64_t serial;
+    int32_t *token, *pos, *row_slot; /* [max_rows] */
+    int32_t *out_row;                /* [max_outs] */
+    int32_t *out_entry, *out_pos;    /* [max_outs] */
+    int32_t *got_token, *got_top;    /* [max_outs], [max_outs, K_TOP_MAX] */
+    float *got_logprob, *got_top_logprob;
+    struct ksampling sampling;
+    int32_t top_logprobs[LIMIT_SLOTS];
+};
+
+int stepper_new(struct stepper **out, struct model *m) {
+    struct stepper *st = calloc(1, sizeof *st);
+    if (!st) return ERR_NOMEM;
+    size_t T = (size_t)m->max_rows, S = (size_t)m->max_outs;
+    st->m = m;
+    st->slots = calloc((size_t)m->seqs.max_slots, sizeof *st->slots);
+    st->token = calloc(3 * T, sizeof *st->token);
+    st->out_row = calloc((4 + K_TOP_MAX) * S, sizeof *st->out_row);
+    st->got_logprob = calloc((1 + K_TOP_MAX) * S, sizeof *st->got_logprob);
+    if (!st->slots || !st->token || !st->out_row || !st->got_logprob) {
+        stepper_free(st);
+        return ERR_NOMEM;
+    }
+    st->pos = st->token + T;
+    st->row_slot = st->pos + T;
+    st->out_entry = st->out_row + S;
+    st->out_pos = st->out_entry + S;
+    st->got_token = st->out_pos + S;
+    st->got_top = st->got_token + S;
+    st->got_top_logprob = st->got_logprob + S;
+    *out = st;
+    return OK;
+}
+
+void stepper_free(struct stepper *st) {
+    if (!st) return;
+    free(st->slots);
+    free(st->token);
+    free(st->out_row);
+    free(st->got_logprob);
+    free(st);
+}
+
+void stepper_forget(struct stepper *st) {
+    memset(st->slots, 0, (size_t)st->m->seqs.max_slots * sizeof *st->slots);
+}
+
+/* ---- admission --------------------------------------------------------------------------- */
+
+static int check_admit(const struct model *m, const struct msg_admit *a, struct err_text *err) {
+    const struct msg_sampling *s = &a->sampling;
+    if (a->slot < 0 || a->slot >= m->seqs.max_slots)
+        return err_set(err, ERR_FORMAT, "admit: expected a slot below %d, found %d",
+                       m->seqs.max_slots, a->slot);
+    if (s->n_bias < 0 || s->n_bias > LIMIT_BIAS)
+        return err_set(err, ERR_FORMAT, "admit: expected up to %d biases, found %d", LIMIT_BIAS,
+                       s->n_bias);
+    if (s->top_logprobs < 0 || s->top_logprobs > LIMIT_TOP_LOGPROBS)
+        return err_set(err, ERR_FORMAT, "admit: expected up to %d alternatives, found %d",
+                       LIMIT_TOP_LOGPROBS, s->top_logprobs);
+    for (int i = 0; i < s->n_bias; i++)
+        if (s->bias_token[i] < 0 || s->bias_token[i] >= m->hp.vocab)
+            return err_set(err, ERR_FORMAT,
+                           "admit: expected a bias on a token below %lld, found %d",
+                           (long long)m->hp.vocab, s->bias_token[i]);
+    return OK;
+}
+
+static void sampling_to_device(struct stepper *st, const struct msg_admit *a) {
+    struct model *m = st->m;
+    const struct msg_sampling *s = &a->sampling;
+    struct ksampling *k = &st->sampling;
+    *k = (struct ksampling){
+        .temperature = s->temperature,
+        .top_p = s->top_p,
+        .min_p = s->min_p,
+        .repetition = s->repetition,
+        .presence = s->presence,
+        .frequency = s->frequency,
+        .top_k = s->top_k,
+        .top_logprobs = s->top_logprobs,
+        .n_prompt = a->n_prompt,
+        .n_bias = s->n_bias,
+        .seed = s->seed,
+    };
+    memcpy(k->bias_token, s->bias_token, (size_t)s->n_bias * sizeof *k->bias_token);
+    memcpy(k->bias_value, s->bias_value, (size_t)s->n_bias * sizeof *k->bias_value);
+    m->k->put(m->ctx, &m->seqs.sampling[a->slot], k, sizeof *k);
+}
+
+int stepper_admit(struct stepper *st, const struct msg_admit *a, struct err_text *err) {
+    struct model *m = st->m;
+    TRY(check_admit(m, a, err));
+    st->slots[a->slot] = (struct slot){.admitted = true, .generation = a->slot_generation};
+    st->top_logprobs[a->slot] = a->sampling.top_logprobs;
+    size_t vocab = (size_t)m->seqs.vocab, at = (size_t)a->slot * vocab;
+    m->k->zero(m->ctx, m->seqs.seen_prompt + at, vocab * sizeof *m->seqs.seen_prompt);
+    m->k->zero(m->ctx, m->seqs.seen_output + at, vocab * sizeof *m->seqs.seen_output);
+    sampling_to_device(st, a);
+    return OK;
+}
+
+/* ---- checking a step --------------------------------------------------------------------- */
+
+static int check_pages(const struct model *m, const struct msg_step *s, const struct msg_entry *e,
+                       const struct slot *slot, struct err_text *err) {
+    if (e->n_pages < 0 || e->page_at < 0 || e->n_pages > s->n_pages - e->page_at)
+        return err_set(err, ERR_FORMAT,
+                       "step %llu slot %d: expected pages within the message's %d, found %d at %d",
+                       (unsigned long long)s->id, e->slot, s->n_pages, e->n_pages, e->page_at);
+    if (e->n_pages > 0 && (e->page_first < 0 || e->page_first > slot->n_pages ||
+                           e->n_pages > m->seqs.max_pages - e->page_first))
+        return err_set(
+            err, ERR_FORMAT,
+            "step %llu slot %d: expected new pages to follow the %d known (of %d), found %d at %d",
+            (unsigned long long)s->id, e->slot, slot->n_pages, m->seqs.max_pages, e->n_pages,
+            e->page_first);
+    for (int i = 0; i < e->n_pages; i++)
+        if (s->pages[e->page_at + i] < 0 || s->pages[e->page_at + i] >= m->n_pages)
+            return err_set(err, ERR_FORMAT,
+                           "step %llu slot %d: expected a page below %lld, found %d",
+                           (unsigned long long)s->id, e->slot, (long long)m->n_pages,
+                           s->pages[e->page_at + i]);
+    int32_t known = e->n_pages > 0 ? MAX(slot->n_pages, e->page_first + e->n_pages) : slot->n_pages;
+    if ((int64_t)e->pos + e->count > (int64_t)known * K_PAGE)
+        return err_set(err, ERR_FORMAT,
+                       "step %llu slot %d: expected pages for %d positions, found %d pages",
+                       (unsigned long long)s->id, e->slot, e->pos + e->count, known);
+    return OK;
+}
+
+static int check_tokens(const struct model *m, const struct msg_step *s, const struct msg_entry *e,
+                        const struct slot *slot, struct err_text *err) {
+    if (e->token_at == -1 && (e->count != 1 || !slot->sampled))
+        return err_set(err, ERR_FORMAT,
+                       "step %llu slot %d: expected one token after a sample, found %d and %s",
+                       (unsigned long long)s->id, e->slot, e->count,
+                       slot->sampled ? "a sample" : "no sample");
+    if (e->token_at == -1) return OK;
+    if (e->token_at < 0 || e->count > s->n_tokens - e->token_at)
+        return err_set(err, ERR_FORMAT,
+                       "step %llu slot %d: expected tokens within the message's %d, found %d at %d",
+                       (unsigned long long)s->id, e->slot, s->n_tokens, e->count, e->token_at);
+    for (int i = 0; i < e->count; i++)
+        if (s->tokens[e->token_at + i] < 0 || s->tokens[e->token_at + i] >= m->hp.vocab)
+            return err_set(err, ERR_FORMAT,
+                           "step %llu slot %d: expected a token below %lld, found %d",
+                           (unsigned long long)s->id, e->slot, (long long)m->hp.vocab,
+                           s->tokens[e->token_at + i]);
+    return OK;
+}
+
+static int check_entry(struct stepper *st, const struct msg_step *s, const struct msg_entry *e,
+                       struct err_text *err) {
+    const struct model *m = st->m;
+    const unsigned long long id = s->id;
+    if (e->slot < 0 || e->slot >= m->seqs.max_slots)
+        return err_set(err, ERR_FORMAT, "step %llu: expected a slot below %d, found %d", id,
+                       m->seqs.max_slots, e->slot);
+    struct slot *slot = &st->slots[e->slot];
+    if (!slot->admitted || slot->generation != e->slot_generation)
+        return err_set(err, ERR_FORMAT, "step %llu slot %d: expected generation %u, found %s%u", id,
+                       e->slot, e->slot_generation, slot->admitted ? "" : "nothing admitted after ",
+                       slot->generation);
+    if (slot->in_step == st->serial)
+        return err_set(err, ERR_FORMAT, "step %llu slot %d: expected one entry, found another", id,
+                       e->slot);
+    slot->in_step = st->serial;
+    if (e->count < 1 || e->count > m->max_rows || e->samples < 0 || e->samples > e->count)
+        return err_set(
+            err, ERR_FORMAT,
+            "step %llu slot %d: expected 1 to %d tokens and up to as many samples, found %d and %d",
+            id, e->slot, m->max_rows, e->count, e->samples);
+    if (e->pos < 0 || (slot->fed_any && e->pos > slot->fed) || e->pos > m->max_context - e->count)
+        return err_set(
+            err, ERR_FORMAT,
+            "step %llu slot %d: expected to go on at position %d of %d, found %d tokens at %d", id,
+            e->slot, slot->fed, m->max_context, e->count, e->pos);
+    TRY(check_pages(m, s, e, slot, err));
+    return check_tokens(m, s, e, slot, err);
+}
+
+static int check_step(struct stepper *st, const struct msg_step *s, struct err_text *err) {
+    const struct model *m = st->m;
+    int64_t rows = 0, outs = 0;
+    if (s->n_entries < 1 || s->n_entries > LIMIT_STEP_ENTRIES || s->n_tokens < 0 ||
+        s->n_tokens > LIMIT_STEP_ROWS || s->n_pages < 0 || s->n_pages > LIMIT_STEP_PAGES)
+        return err_set(
+            err, ERR_FORMAT,
+            "step %llu: expected counts within the limits, found %d entries, %d tokens, %d pages",
+            (unsigned long long)s->id, s->n_entries, s->n_tokens, s->n_pages);
+    st->serial++;
+    for (int i = 0; i < s->n_entries; i++) {
+        TRY(check_entry(st, s, &s->entries[i], err));
+        rows += s->entries[i].count;
+        outs += s->entries[i].samples;
+    }
+    if (rows > m->max_rows || outs > m->max_outs)
+        return err_set(err, ERR_FORMAT,
+                       "step %llu: expected up to %d rows and %d samples, found %lld and %lld",
+                       (unsigned long long)s->id, m->max_rows, m->max_outs, (long long)rows,
+                       (long long)outs);
+    return OK;
+}
+
+/* ---- running a step ---------------------------------------------------------------------- */
+
+static void pages_to_device(struct stepper *st, const struct msg_step *s,
+                            const struct msg_entry *e) {
+    struct model *m = st->m;
+    struct slot *slot = &st->slots[e->slot];
+    if (e->n_pages == 0) return;
+    int32_t *row = m->seqs.page_table + (size_t)e->slot * (size_t)m->seqs.max_pages;
+    m->k->put(m->ctx, row + e->page_first, s->pages + e->page_at, (size_t)e->n_pages * sizeof *row);
+    slot->n_pages = MAX(slot->n_pages, e->page_first + e->n_pages);
+}
+
+/* A step sent before the coordinator saw a token of -1 feeds token 0: that sequence is dropped
+ * anyway, and it must not take the others of the step with it. */
+static int32_t last_token(const struct slot *slot) {
+    return slot->last_broken ? 0 : K_TOKEN_LAST;
+}
+
+/* Lays the entries out as rows, in their order, and their samples as outs. */
+static void build_batch(struct stepper *st, const struct msg_step *s) {
+    struct kbatch *b = &st->m->batch;
+    b->n_rows = b->n_out = b->max_context = 0;
+    for (int i = 0; i < s->n_entries; i++) {
+        const struct msg_entry *e = &s->entries[i];
+        pages_to_device(st, s, e);
+        for (int j = 0; j < e->count; j++) {
+            int row = b->n_rows++;
+            st->token[row] =
+                e->token_at >= 0 ? s->tokens[e->token_at + j] : last_token(&st->slots[e->slot]);
+            st->pos[row] = e->pos + j;
+            st->row_slot[row] = e->slot;
+            if (j < e->count - e->samples) continue;
+            st->out_row[b->n_out] = row;
+            st->out_entry[b->n_out] = i;
+            st->out_pos[b->n_out++] = e->pos + j + 1;
+        }
+        b->max_context = MAX(b->max_context, e->pos + e->count);
+    }
+}
+
+static void batch_to_device(struct stepper *st) {
+    struct model *m = st->m;
+    size_t rows = (size_t)m->batch.n_rows * sizeof(int32_t),
+           outs = (size_t)m->batch.n_out * sizeof(int32_t);
+    m->k->put(m->ctx, m->batch.token, st->token, rows);
+    m->k->put(m->ctx, m->batch.pos, st->pos, rows);
+    m->k->put(m->ctx, m->batch.slot, st->row_slot, rows);
+    if (outs) m->k->put(m->ctx, m->batch.out_row, st->out_row, outs);
+}
+
+static void results_from_device(struct stepper *st, const struct msg_step *s,
+                                struct msg_tokens *out) {
+    struct model *m = st->m;
+    size_t S = (size_t)m->batch.n_out;
+    if (S > 0) {
+        m->k->get(m->ctx, st->got_token, m->s.token, S * sizeof *st->got_token);
+        m->k->get(m->ctx, st->got_logprob, m->s.logprob, S * sizeof *st->got_logprob);
+        m->k->get(m->ctx, st->got_top, m->s.top_token, S * K_TOP_MAX * sizeof *st->got_top);
+        m->k->get(m->ctx, st->got_top_logprob, m->s.top_logprob,
+                  S * K_TOP_MAX * sizeof *st->got_top_logprob);
+    } else {
+        m->k->sync(m->ctx);
+    }
+    out->n = (int32_t)S;
+    for (size_t i = 0; i < S; i++) {
+        const struct msg_entry *e = &s->entries[st->out_entry[i]];
+        struct msg_token *t = &out->tokens[i];
+        *t = (struct msg_token){
+            .slot = e->slot,
+            .slot_generation = e->slot_generation,
+            .pos = st->out_pos[i],
+            .token = st->got_token[i],
+            .logprob = st->got_logprob[i],
+            .n_top = st->top_logprobs[e->slot],
+        };
+        memcpy(t->top_token, st->got_top + i * K_TOP_MAX, (size_t)t->n_top * sizeof *t->top_token);
+        memcpy(t->top_logprob, st->got_top_logprob + i * K_TOP_MAX,
+               (size_t)t->n_top * sizeof *t->top_logprob);
+    }
+}
+
+/* What the slots have seen. */
+static void commit(struct stepper *st, const struct msg_step *s) {
+    for (int i = 0; i < s->n_entries; i++) {
+        struct slot *slot = &st->slots[s->entries[i].slot];
+        slot->fed = s->entries[i].pos + s->entries[i].count;
+        slot->fed_any = true;
+    }
+    for (int i = 0; i < st->m->batch.n_out; i++) {
+        struct slot *slot = &st->slots[s->entries[st->out_entry[i]].slot];
+        slot->sampled = true;
+        slot->last_broken = st->got_token[i] < 0;
+    }
+}
+
+static uint64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+int stepper_run(struct stepper *st, struct coll *coll, const struct msg_step *s,
+                struct msg_tokens *out, const struct dump *dump, struct err_text *err) {
+    uint64_t start = now_us();
+    TRY(check_step(st, s, err));
+    build_batch(st, s);
+    batch_to_device(st);
+    TRY(forward(st->m, coll, dump));
+    out->step_id = s->id;
+    out->generation = s->generation;
+    results_from_device(st, s, out);
+    commit(st, s);
+    out->step_us = now_us() - start;
+    return OK;
+}
