@@ -53,6 +53,9 @@ void text_free(struct text *x);
  * more will be emitted and the sequence should be finished. */
 int text_feed(struct text *x, int32_t token);
 
+/* The same for bytes, as if from ordinary tokens: tags in them are spelled out. */
+int text_feed_bytes(struct text *x, const char *p, size_t n);
+
 /* No more tokens: flushes what was held back. truncated: the length limit was met (an unfinished
  * tool call emits nothing more). */
 void text_end(struct text *x, bool truncated);
