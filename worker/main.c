@@ -50,7 +50,8 @@ struct worker {
     struct dumper *dumper;
     struct wire *steps;
     struct msg *in, *out; /* large, reused */
-    bool aborted;         /* the communicator is of no use until the next JOIN */
+    bool loaded;
+    bool aborted; /* the communicator is of no use until the next JOIN */
     bool stopping;
 };
 
@@ -269,6 +270,7 @@ static int load(struct worker *w, struct err_text *err) {
                                 .free_bytes = free_bytes(w),
                                 .shm_bytes = coll_shm_bytes(m->world, message_bytes(m)),
                                 .seconds = (double)(now_us() - start) / 1e6}};
+    w->loaded = true;
     report_memory(w);
     control_set_state(w->control, WORKER_LOADED);
     control_post(w->control, &n);
@@ -439,12 +441,10 @@ static int run(struct worker *w, struct err_text *err) {
     return serve(w, err);
 }
 
-/* A file that is wrong, or too large, will be so next time; the rest may not. */
+/* What keeps a worker from loading, or does not fit, will do so next time too. */
 static int exit_code_of(const struct worker *w, int rc) {
     if (rc == OK) return EXIT_ASKED;
-    bool loaded = w->model.n_pages > 0;
-    return rc == ERR_SETUP || (!loaded && rc != ERR_SYS && rc != ERR_ABORTED) ? EXIT_SETUP
-                                                                              : EXIT_FAILED;
+    return !w->loaded || rc == ERR_SETUP || rc == ERR_NOMEM ? EXIT_SETUP : EXIT_FAILED;
 }
 
 static int finish(struct worker *w, int rc, const struct err_text *err) {
