@@ -65,11 +65,11 @@ static int open_sink(const char *path) {
 int log_init(const char *who, enum log_level level, const char *path) {
     snprintf(sink.who, sizeof sink.who, "%s", who);
     atomic_store(&sink.level, level);
-    if (!path) return OK;
-    if (strlen(path) >= sizeof sink.path) return ERR_LIMIT;
-    int fd = open_sink(path);
+    if (path && strlen(path) >= sizeof sink.path) return ERR_LIMIT;
+    int fd = path ? open_sink(path) : STDERR_FILENO;
     if (fd < 0) return ERR_SYS;
-    snprintf(sink.path, sizeof sink.path, "%s", path);
+    if (sink.fd != STDERR_FILENO) close(sink.fd);
+    snprintf(sink.path, sizeof sink.path, "%s", path ? path : "");
     sink.fd = fd;
     return OK;
 }
