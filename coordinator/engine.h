@@ -32,7 +32,8 @@ struct engine_event {
     const struct msg_token *token;
     /* the end (finished true) */
     enum engine_finish reason;
-    int32_t stop_token;    /* the end token that was sampled, -1: none; it counts in n_output */
+    int32_t stop_token;    /* the end token that was sampled, -1: none; it counts in n_output but is
+                            * not delivered as a token of its own */
     const char *error;
     int32_t n_prompt, n_cached, n_output;
 };
@@ -93,12 +94,18 @@ struct engine_options {
     const char *worker_path;     /* octavo-worker or octavo-worker-cuda */
     const char *device;          /* "cpu", "cuda" */
     int tp, max_seqs, max_step_rows;
+    int n_devices;               /* ranks are dealt over so many; 0 for the CPU backend */
     int64_t context;             /* tokens per sequence */
     int64_t cache_tokens;        /* 0: planned from free memory */
     const int32_t *eog;          /* the model's end tokens; copied */
     int n_eog;
     int load_timeout_s, step_timeout_s, drain_timeout_s;
     bool progress_bar;           /* stderr is a terminal */
+    int depth;                   /* steps in flight; 0: 1 */
+    /* Supervision; 0 takes the default of engine.c. */
+    int beat_timeout_ms;         /* a rank silent for so long is dead */
+    int restart_delay_ms;        /* before the first restart; doubles with each in the window */
+    int restarts_max, restart_window_s; /* more than so many in so long: ENGINE_FAILED */
 };
 
 int engine_start(struct engine **out, uv_loop_t *loop, const struct engine_options *o,
@@ -108,7 +115,14 @@ int engine_start(struct engine **out, uv_loop_t *loop, const struct engine_optio
  * now: do not wait for running sequences. Calling again with now hurries a drain. */
 void engine_stop(struct engine *e, bool now, void (*done)(void *user, int exit_code), void *user);
 
-/* Called once if the engine ends by itself (recovery exhausted, set-up error in a worker). */
+/* Called once if the engine ends by itself (recovery exhausted, set-up error in a worker), when no
+ * worker is left. engine_stop is still owed. */
 void engine_on_fatal(struct engine *e, void (*fatal)(void *user, int exit_code), void *user);
+
+/* Called each time the engine becomes ready: after loading and after every recovery. */
+void engine_on_ready(struct engine *e, void (*ready)(void *user), void *user);
+
+/* After engine_stop's done. */
+void engine_free(struct engine *e);
 
 #endif

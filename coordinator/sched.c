@@ -486,7 +486,8 @@ static struct seq *admit_next(struct sched *s, struct sched_plan *plan) {
 /* token path 4/9: the token is put into the next step, beside everybody else's. */
 int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
     if (s->n_flight >= s->o.depth || s->pages.n == 0) return 0;
-    struct msg_step *step = &plan->step;
+    struct msg_step *step = &plan->msg.step;
+    plan->msg.type = MSG_STEP;
     struct flight *f = &s->flight[(s->flight_head + s->n_flight) % SCHED_DEPTH_MAX];
     f->id = step->id = s->last_id + 1;
     f->planned_us = now_us;

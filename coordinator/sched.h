@@ -40,7 +40,7 @@ struct sched_options {
 struct sched_plan {
     int n_admits;
     int admits[LIMIT_SLOTS]; /* slots */
-    struct msg_step step;    /* generation is left to the sender */
+    struct msg msg;          /* type MSG_STEP; the generation is left to the sender */
 };
 
 /* One event to deliver; `ev` points into this struct. */

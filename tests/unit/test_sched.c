@@ -231,7 +231,7 @@ static bool sim_plan(struct sim *m) {
     if (!sched_plan(m->s, m->now_us, &p->plan)) return false;
     for (int i = 0; i < p->plan.n_admits; i++)
         sched_admit(m->s, p->plan.admits[i], &p->admits[i]);
-    const struct msg_step *step = &p->plan.step;
+    const struct msg_step *step = &p->plan.msg.step;
     int rows = 0;
     bool prefill_seen = false;
     for (int i = 0; i < step->n_entries; i++) {
@@ -253,12 +253,12 @@ static bool sim_plan(struct sim *m) {
     for (int q = 0; q < m->n_queue; q++) {
         const struct pending *w = &m->queue[q];
         for (int i = 0; i < w->plan.n_admits; i++) view[w->admits[i].slot].n_pages = 0;
-        for (int i = 0; i < w->plan.step.n_entries; i++) {
-            const struct msg_entry *e = &w->plan.step.entries[i];
+        for (int i = 0; i < w->plan.msg.step.n_entries; i++) {
+            const struct msg_entry *e = &w->plan.msg.step.entries[i];
             struct dslot *d = &view[e->slot];
             for (int k = 0; k < e->n_pages; k++)
-                d->table[d->n_pages++] = w->plan.step.pages[e->page_at + k];
-            for (int k = 0; k < d->n_pages; k++) m->named[d->table[k]] = w->plan.step.id;
+                d->table[d->n_pages++] = w->plan.msg.step.pages[e->page_at + k];
+            for (int k = 0; k < d->n_pages; k++) m->named[d->table[k]] = w->plan.msg.step.id;
         }
     }
     return true;
@@ -268,7 +268,7 @@ static void sim_answer(struct sim *m) {
     static struct msg_tokens out;
     struct pending *p = &m->queue[0];
     for (int i = 0; i < p->plan.n_admits; i++) device_admit(m, &p->admits[i]);
-    device_run(m, &p->plan.step, &out);
+    device_run(m, &p->plan.msg.step, &out);
     m->answered = out.step_id;
     m->n_queue--;
     memmove(&m->queue[0], &m->queue[1], (size_t)m->n_queue * sizeof *p);
@@ -283,7 +283,7 @@ static void sim_answer(struct sim *m) {
 static void sim_lose_device(struct sim *m) {
     static struct msg_tokens late;
     bool any = m->n_queue > 0;
-    if (any) late = (struct msg_tokens){.step_id = m->queue[0].plan.step.id};
+    if (any) late = (struct msg_tokens){.step_id = m->queue[0].plan.msg.step.id};
     sched_forget_device(m->s);
     m->n_queue = 0;
     memset(m->slots, 0, sizeof m->slots);
@@ -387,7 +387,7 @@ static void decode_rows_come_first_and_prompts_share_the_rest_of_the_budget(void
     const int32_t counts[4][3] = {{1, 99, 0}, {1, 99, 0}, {1, 52, 30}, {1, 1, 1}};
     for (int i = 0; i < 4; i++) {
         assert_true(sim_plan(m));
-        const struct msg_step *step = &m->queue[0].plan.step;
+        const struct msg_step *step = &m->queue[0].plan.msg.step;
         for (int k = 0; k < step->n_entries; k++)
             assert_int_equal(step->entries[k].count, counts[i][k]);
         assert_int_equal(step->entries[1].samples, i >= 2);
@@ -484,7 +484,7 @@ static void a_cancelled_request_gives_its_slot_and_pages_to_the_next_step(void *
     sim_answer(m);
     assert_int_equal(a->n_got, 0);
     assert_true(sim_plan(m));
-    assert_int_equal(m->queue[0].plan.step.entries[0].count, 200);
+    assert_int_equal(m->queue[0].plan.msg.step.entries[0].count, 200);
     sim_answer(m);
     assert_int_equal(b->n_got, 1);
     sim_drain(m);
@@ -505,9 +505,9 @@ static void after_a_lost_device_the_prompt_and_the_tokens_so_far_are_fed_again(v
     assert_true(sim_plan(m));
     assert_int_equal(m->queue[0].plan.n_admits, 1);
     assert_int_equal(m->queue[0].admits[0].n_prompt, 70);
-    assert_int_equal(m->queue[0].plan.step.entries[0].pos, 0);
-    assert_int_equal(m->queue[0].plan.step.entries[0].count, 76);
-    assert_int_equal(m->queue[0].plan.step.entries[0].page_first, 0);
+    assert_int_equal(m->queue[0].plan.msg.step.entries[0].pos, 0);
+    assert_int_equal(m->queue[0].plan.msg.step.entries[0].count, 76);
+    assert_int_equal(m->queue[0].plan.msg.step.entries[0].page_first, 0);
     sim_drain(m);
     assert_int_equal(a->n_got, 50);
     sim_free(m);
@@ -519,8 +519,8 @@ static void a_stop_string_met_on_the_last_token_still_reads_stop(void **state) {
     struct req *a = sim_submit(m, 7, 1, 0, -1, true, NULL);
     static struct msg_tokens t;
     assert_true(sim_plan(m));
-    const struct msg_entry *e = &m->queue[0].plan.step.entries[0];
-    t = (struct msg_tokens){.step_id = m->queue[0].plan.step.id, .n = 1};
+    const struct msg_entry *e = &m->queue[0].plan.msg.step.entries[0];
+    t = (struct msg_tokens){.step_id = m->queue[0].plan.msg.step.id, .n = 1};
     t.tokens[0] = (struct msg_token){.slot = e->slot, .slot_generation = e->slot_generation, .pos = 7,
                                      .token = 5};
     assert_int_equal(sched_commit(m->s, &t, 0, NULL), OK);
@@ -542,8 +542,8 @@ static void answers_that_do_not_fit_the_step_are_refused_with_a_sentence(void **
     sim_submit(m, 7, 9, 0, -1, true, NULL);
     static struct msg_tokens good, t;
     assert_true(sim_plan(m));
-    const struct msg_entry *e = &m->queue[0].plan.step.entries[0];
-    good = (struct msg_tokens){.step_id = m->queue[0].plan.step.id, .n = 1};
+    const struct msg_entry *e = &m->queue[0].plan.msg.step.entries[0];
+    good = (struct msg_tokens){.step_id = m->queue[0].plan.msg.step.id, .n = 1};
     good.tokens[0] = (struct msg_token){
         .slot = e->slot, .slot_generation = e->slot_generation, .pos = 7, .token = 5};
     struct err_text err;

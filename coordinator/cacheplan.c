@@ -1,0 +1,36 @@
+/* coordinator/cacheplan.c: how many cache pages every rank is told to hold. See cacheplan.h.
+ *
+ * Owns: nothing.  Called by: fleet.c.  Fails how: 0.  Tested by: tests/unit/test_fleet.c
+ *
+ * More pages than all sequences at full length can use would be waste, so that is the upper end.
+ * Below it, on a device of its own: nine tenths of what is free after loading. On the host's memory
+ * a quarter of what is available, over all ranks: it is somebody's laptop and not ours alone. The
+ * latent cache is the same on every rank, so on the CPU backend the pages are paid for world times.
+ */
+#include "coordinator/cacheplan.h"
+
+#include <inttypes.h>
+
+#include "proto/limits.h"
+
+int64_t cache_plan_pages(const struct cache_room *r) {
+    assert(r->world > 0 && r->ranks_per_device > 0 && r->context > 0);
+    int64_t per_seq = (r->context + LIMIT_PAGE_TOKENS - 1) / LIMIT_PAGE_TOKENS;
+    int64_t want = r->max_seqs * (per_seq + 1);
+    if (r->cache_tokens > 0)
+        return MIN((r->cache_tokens + LIMIT_PAGE_TOKENS - 1) / LIMIT_PAGE_TOKENS, INT32_MAX);
+    uint64_t room = r->host_memory ? r->host_available_bytes / 4 / (uint64_t)r->world
+                                   : r->free_bytes / 10 * 9 / (uint64_t)r->ranks_per_device;
+    uint64_t fit = r->page_bytes ? room / r->page_bytes : (uint64_t)want;
+    return (int64_t)MIN(MIN(fit, (uint64_t)want), (uint64_t)INT32_MAX);
+}
+
+uint64_t cache_host_available(void) {
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+    uint64_t kb = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kb) == 1) break;
+    if (f) fclose(f);
+    return kb * 1024;
+}
