@@ -115,7 +115,8 @@ const struct gguf_kv *gguf_find(const struct gguf *g, const char *key) {
 /* ---- values ---- */
 
 /* An integer or bool at p as sign and magnitude in 65 bits: false if type is neither. */
-static bool read_integer(enum gguf_value_type type, const uint8_t *p, uint64_t *out, bool *negative) {
+static bool read_integer(enum gguf_value_type type, const uint8_t *p, uint64_t *out,
+                         bool *negative) {
     int64_t s = 0;
     uint64_t u = 0;
     switch (type) {

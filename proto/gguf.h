@@ -2,8 +2,8 @@
  *
  * Every count, length, offset and product is checked against the bytes that are there before
  * anything is allocated or followed; a malformed file is refused with file, tensor (or key),
- * expected, found. Values are not unpacked: strings and arrays point into one private copy of the file's
- * header (so a file cut or rewritten later harms no reader of it), tensor data into the mapping.
+ * expected, found. Values are not unpacked: strings and arrays point into one private copy of the
+ * file's header (a file cut or rewritten later harms no reader of it), tensor data to the mapping.
  * Layout and the list of what must be refused: the format's own specification (version 3).
  *
  * Owns: the descriptors and mappings of all parts, the sorted key and tensor tables.

@@ -355,7 +355,8 @@ static int place_tensors(struct reader *r, uint64_t align, uint64_t data_at, uin
 }
 
 /* Parts that were joined with cat: another file's magic where this one should end. */
-static int check_not_joined(struct reader *r, uint64_t align, uint64_t info_end, uint64_t data_end) {
+static int check_not_joined(struct reader *r, uint64_t align, uint64_t info_end,
+                            uint64_t data_end) {
     const uint64_t ends[] = {data_end, pad(data_end, align), info_end};
     int n = r->p->n_tensors ? 2 : 3;
     for (int i = 0; i < n; i++) {

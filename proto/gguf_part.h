@@ -17,7 +17,7 @@ struct gguf_part {
     int fd;               /* -1: bytes are the caller's */
     const uint8_t *bytes; /* [size] the mapping, or the caller's */
     uint64_t size;
-    uint8_t *header;      /* private copy of the file's first bytes, NULL if bytes are the caller's */
+    uint8_t *header;      /* private copy of the file's start, NULL if bytes are the caller's */
 
     struct gguf_kv *kv; /* [n_kv] file order */
     uint32_t *kv_order; /* [n_kv] sorted by key */

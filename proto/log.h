@@ -32,7 +32,7 @@ void log_event(enum log_level level, const char *event, const char *fmt, ...) PR
 #define log_error(event, ...) log_event(LOG_ERROR, event, __VA_ARGS__)
 
 uint64_t log_lost(void);      /* lines that could not be written whole */
-const char *log_build(void);  /* "0.1.0-89abcdef0123": version and commit, the same in all programs */
+const char *log_build(void);  /* "0.1.0-89abcdef0123": version and commit, one for all programs */
 
 /* Writes the last lines to fd; async-signal-safe. Used by the crash report. */
 void log_dump_recent(int fd);

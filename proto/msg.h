@@ -110,7 +110,7 @@ struct msg_entry {
     uint32_t slot_generation;
     int32_t pos;
     int32_t count;
-    int32_t samples;    /* 0: a prefill chunk that is not the last; 1: the usual; more: verification */
+    int32_t samples;    /* 0: a prefill chunk, not the last; 1: the usual; more: verification */
     int32_t token_at;   /* first token in step.tokens; -1: count is 1, feed the one sampled last */
     int32_t page_first; /* page-table index that the first new page takes */
     int32_t page_at;    /* first new page in step.pages */
@@ -197,8 +197,8 @@ void msg_buf_deinit(struct msg_buf *b);
 /* Replaces the content of b. ERR_NOMEM or OK. A field outside its range is a bug and asserts. */
 int msg_pack(struct msg_buf *b, const struct msg *m);
 
-/* ERR_VERSION: a HELLO whose protocol is not MSG_PROTOCOL (m->hello.protocol says which). ERR_LIMIT:
- * well formed, but a field, a count or a reference into another array is out of its range. */
+/* ERR_VERSION: a HELLO whose protocol is not MSG_PROTOCOL (m->hello.protocol says which).
+ * ERR_LIMIT: well formed, but a field, a count or a reference into another array is out of range. */
 int msg_unpack(struct msg *m, const uint8_t *p, size_t n);
 void msg_print(FILE *f, const struct msg *m); /* one line, for debugging */
 

@@ -183,6 +183,6 @@ void opt_print_help(FILE *f, const struct opt *rows, int n_rows, const char *usa
         fprintf(f, "\n");
     }
     fprintf(f, "  --%-*s%s\n", at - 4, "help", "Prints this.");
-    fprintf(f, "\nEach option can be set in the environment as well: --max-seqs as OCTAVO_MAX_SEQS.\n"
+    fprintf(f, "\nEach option can be set in the environment too: --max-seqs as OCTAVO_MAX_SEQS.\n"
                "The command line wins; an empty variable counts as unset.\n");
 }

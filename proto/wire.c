@@ -49,9 +49,9 @@ static bool parse_identity(const void *bytes, size_t n, struct wire_peer *out) {
     memcpy(text, bytes, n);
     text[n] = 0;
     if (sscanf(text, "%9d.%10u.%c", &p.rank, &p.incarnation, &p.channel) != 3) return false;
-    if (!good_peer(p) || format_identity(again, p) != (int)n || memcmp(text, again, n)) return false;
+    if (!good_peer(p) || format_identity(again, p) != (int)n) return false;
     *out = p;
-    return true;
+    return memcmp(text, again, n) == 0;
 }
 
 static int set_int(struct wire *w, int option, int value) {

@@ -1,4 +1,4 @@
-/* tests/fuzz/replay.c: feeds files, or all files of folders, to a fuzz target built without a fuzzer.
+/* tests/fuzz/replay.c: feeds files, or whole folders, to a fuzz target built without a fuzzer.
  *
  * Owns: one input at a time, in a buffer of its exact size so that a sanitizer sees an overrun.
  * Fails how: exit 1 when there is nothing to replay: an empty corpus must not look like success.

@@ -35,7 +35,8 @@ static inline void put_strn(struct bytes *b, const char *s, size_t n) {
 
 static inline void put_str(struct bytes *b, const char *s) { put_strn(b, s, strlen(s)); }
 
-static inline void put_header(struct bytes *b, uint32_t version, uint64_t n_tensors, uint64_t n_kv) {
+static inline void put_header(struct bytes *b, uint32_t version, uint64_t n_tensors,
+                              uint64_t n_kv) {
     put(b, "GGUF", 4);
     put_u32(b, version);
     put_u64(b, n_tensors);

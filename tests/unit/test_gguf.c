@@ -1,4 +1,4 @@
-/* tests/unit/test_gguf.c: the GGUF reader on files in memory: right ones, and one row per wrong one.
+/* tests/unit/test_gguf.c: the GGUF reader on files in memory: right ones, one row per wrong one.
  *
  * Every wrong file is the right one with one thing changed, and the row names a piece of the
  * sentence that must come out. Buffers have the exact size, so that the address sanitizer sees a
@@ -22,7 +22,7 @@
 #define NAME_64    "0123456789012345678901234567890123456789012345678901234567890123"
 #define BIG(shift) (1ull << (shift))
 
-/* The right file: three keys, two tensors (a: F32 [4], b: Q8_0 [32, 2]), unless a field says not. */
+/* The right file: three keys, two tensors (a: F32 [4], b: Q8_0 [32, 2]), unless told. */
 struct spec {
     const char *magic;           /* NULL: GGUF */
     uint32_t version;            /* 0: 3 */
@@ -308,11 +308,13 @@ static const struct {
      {RAW_KV(N8("\1") "k" N4("\7") "\2")}},
     {"7 bool of 255 in an array", "expected a bool of 0 or 1, found 255",
      {RAW_KV(N8("\1") "k" N4("\x9") N4("\7") N8("\2") "\1\xff")}},
-    {"8 array of arrays", "key 'k': expected an array of a simple type, found one of type 9 (array)",
+    {"8 array of arrays",
+     "key 'k': expected an array of a simple type, found one of type 9 (array)",
      {RAW_KV(N8("\1") "k" N4("\x9") N4("\x9") N8("\1") N4("\0") N8("\0"))}},
     {"8 unknown element type", "found one of type 13 (unknown)",
      {RAW_KV(N8("\1") "k" N4("\x9") N4("\xd") N8("\1") "\1")}},
-    {"8 array of 2^63 elements", "key 'k': expected a count of array elements, found -9223372036854775808",
+    {"8 array of 2^63 elements",
+     "key 'k': expected a count of array elements, found -9223372036854775808",
      {RAW_KV(N8("\1") "k" N4("\x9") N4("\0") "\0\0\0\0\0\0\0\x80")}},
     {"8 array of 2^61 u64", "array elements in the",
      {RAW_KV(N8("\1") "k" N4("\x9") N4("\xa") "\0\0\0\0\0\0\0\x20")}},
@@ -354,20 +356,32 @@ static const struct {
      {.name = "c", .n_dims = 1, .ne = {BIG(62)}}},
     {"12 total bytes wrap", "expected fewer than 2^63 bytes",
      {.name = "c", .n_dims = 2, .type = 28, .ne = {BIG(31), BIG(31)}}},
-    {"13 runtime type Q8_1", "tensor 'c': expected a tensor type that can be stored, found id 9 (a working format",
+    {"13 runtime type Q8_1",
+     "tensor 'c': expected a tensor type that can be stored, found id 9 (a working format",
      {.name = "c", .n_dims = 1, .type = 9, .ne = {32}}},
-    {"13 runtime type Q8_K", "found id 15 (a working format", {.name = "c", .n_dims = 1, .type = 15, .ne = {256}}},
-    {"13 removed type 4", "found id 4 (a type removed", {.name = "c", .n_dims = 1, .type = 4, .ne = {32}}},
-    {"13 removed type 38", "found id 38 (a type removed", {.name = "c", .n_dims = 1, .type = 38, .ne = {32}}},
-    {"13 private type 138", "found id 138 (a private type", {.name = "c", .n_dims = 1, .type = 138, .ne = {256}}},
-    {"13 type 43", "found id 43 (an unknown type", {.name = "c", .n_dims = 1, .type = 43, .ne = {256}}},
-    {"13 type -1", "found id -1 (an unknown type", {.name = "c", .n_dims = 1, .type = UINT32_MAX, .ne = {256}}},
-    {"14 rows of half a block", "tensor 'c': expected rows of a multiple of 256 elements (Q4_K), found 384",
+    {"13 runtime type Q8_K",
+     "found id 15 (a working format", {.name = "c", .n_dims = 1, .type = 15, .ne = {256}}},
+    {"13 removed type 4",
+     "found id 4 (a type removed", {.name = "c", .n_dims = 1, .type = 4, .ne = {32}}},
+    {"13 removed type 38",
+     "found id 38 (a type removed", {.name = "c", .n_dims = 1, .type = 38, .ne = {32}}},
+    {"13 private type 138",
+     "found id 138 (a private type", {.name = "c", .n_dims = 1, .type = 138, .ne = {256}}},
+    {"13 type 43",
+     "found id 43 (an unknown type", {.name = "c", .n_dims = 1, .type = 43, .ne = {256}}},
+    {"13 type -1",
+     "found id -1 (an unknown type", {.name = "c", .n_dims = 1, .type = UINT32_MAX, .ne = {256}}},
+    {"14 rows of half a block",
+     "tensor 'c': expected rows of a multiple of 256 elements (Q4_K), found 384",
      {.name = "c", .n_dims = 1, .type = 12, .ne = {384}}},
-    {"15 offset off the alignment", "tensor 'b': expected an offset that is a multiple of 32, found 33",
+    {"15 offset off the alignment",
+     "tensor 'b': expected an offset that is a multiple of 32, found 33",
      {.offset_b = 33}},
-    {"15 gap", "tensor 'b': expected offset 32, right after the tensor before it, found 64", {.offset_b = 64}},
-    {"15 overlap", "tensor 'c': expected offset 128", {.name = "c", .n_dims = 1, .ne = {4}, .offset = 32}},
+    {"15 gap",
+     "tensor 'b': expected offset 32, right after the tensor before it, found 64",
+     {.offset_b = 64}},
+    {"15 overlap",
+     "tensor 'c': expected offset 128", {.name = "c", .n_dims = 1, .ne = {4}, .offset = 32}},
     {"15 offset wraps", "tensor 'b': expected offset 32", {.offset_b = UINT64_MAX - 31}},
     {"15 tensor passes the end", "tensor 'c': expected 400 bytes of data at offset",
      {.name = "c", .n_dims = 1, .ne = {100}}},
@@ -395,7 +409,8 @@ static void a_wrong_file_is_refused_with_what_was_expected_and_found(void **stat
         struct gguf *g = NULL;
         struct err_text err;
         int rc = parse(&g, &wrong[i].s, &b, &err);
-        bool good = rc < 0 && strstr(err.text, wrong[i].expect) && !strncmp(err.text, "f.gguf: ", 8);
+        bool good = rc < 0 && strstr(err.text, wrong[i].expect) &&
+                    !strncmp(err.text, "f.gguf: ", 8);
         if (!good) {
             print_error("%s\n  expected: %s\n  found:    %s\n", wrong[i].name, wrong[i].expect,
                         rc < 0 ? err.text : "ok");

@@ -174,8 +174,10 @@ static void a_missing_part_is_named(void **state) {
     UNUSED(state);
     write_good();
     unlink(part_name(2, 3));
-    refused(part_name(1, 3), ERR_SYS, "m-00002-of-00003.gguf", "expected part 2 of 3, found no such file");
-    refused(part_name(3, 3), ERR_SYS, "m-00002-of-00003.gguf", "expected part 2 of 3, found no such file");
+    refused(part_name(1, 3), ERR_SYS, "m-00002-of-00003.gguf",
+            "expected part 2 of 3, found no such file");
+    refused(part_name(3, 3), ERR_SYS, "m-00002-of-00003.gguf",
+            "expected part 2 of 3, found no such file");
     refused(part_name(2, 3), ERR_SYS, "m-00002-of-00003.gguf", "No such file");
 }
 
@@ -216,9 +218,11 @@ static void a_wrong_total_of_tensors_is_refused(void **state) {
     UNUSED(state);
     write_good();
     write_part(3, 3, (struct part){.no = 2, .count = 3, .total = 4, .n_tensors = 1});
-    refused(part_name(1, 3), ERR_FORMAT, "m-00003-of-00003.gguf", "expected 3 as in the other parts, found 4");
+    refused(part_name(1, 3), ERR_FORMAT, "m-00003-of-00003.gguf",
+            "expected 3 as in the other parts, found 4");
     write_part(3, 3, (struct part){.no = 2, .count = 3, .total = 3, .n_tensors = 2});
-    refused(part_name(1, 3), ERR_FORMAT, "m-00001-of-00003.gguf", "expected 3 tensors in all parts, found 4");
+    refused(part_name(1, 3), ERR_FORMAT, "m-00001-of-00003.gguf",
+            "expected 3 tensors in all parts, found 4");
 }
 
 static void a_tensor_in_two_parts_is_refused(void **state) {

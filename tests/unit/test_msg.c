@@ -323,7 +323,8 @@ static const struct {
     {"extension", RAW("\x92\x0b\xd4\x01x"), ERR_FORMAT},
     {"byte c1", RAW("\x92\x0b\xc1"), ERR_FORMAT},
     {"an array of 2^32-1", RAW("\xdd\xff\xff\xff\xff\x0d"), ERR_FORMAT},
-    {"nested arrays of 2^32-1", RAW("\x92\x07\xdd\xff\xff\xff\xff\xdd\xff\xff\xff\xff"), ERR_FORMAT},
+    {"nested arrays of 2^32-1",
+     RAW("\x92\x07\xdd\xff\xff\xff\xff\xdd\xff\xff\xff\xff"), ERR_FORMAT},
     {"a string of 2^32-1", RAW("\x93\x0e\x01\xdb\xff\xff\xff\xff" "x"), ERR_FORMAT},
     {"FAILED with NUL in the text", RAW("\x93\x0e\x01\xa3" "a\0b"), ERR_FORMAT},
     {"FAILED exit 256", RAW("\x93\x0e\xcd\x01\0\xa1" "a"), ERR_LIMIT},
@@ -406,7 +407,8 @@ static const struct {
     {"slot 256", {256, 2, 0, 4, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"slot -1", {-1, 2, 0, 4, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"pos -1", {1, 2, -1, 4, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
-    {"pos + count past the context", {1, 2, LIMIT_CONTEXT_TOKENS - 3, 4, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
+    {"pos + count past the context",
+     {1, 2, LIMIT_CONTEXT_TOKENS - 3, 4, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"count 0", {1, 2, 0, 0, 0, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"count past the tokens", {1, 2, 0, 5, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"token_at + count past the tokens", {1, 2, 0, 4, 1, 1, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
@@ -416,7 +418,9 @@ static const struct {
     {"page_at + n_pages past the pages", {1, 2, 0, 4, 1, 0, 0, 1, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"page_at -1", {1, 2, 0, 4, 1, 0, 0, -1, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"n_pages -1", {1, 2, 0, 4, 1, 0, 0, 1, -1}, 1, 4, 5, 2, ERR_LIMIT},
-    {"page_first past the context", {1, 2, 0, 4, 1, 0, LIMIT_CONTEXT_TOKENS / LIMIT_PAGE_TOKENS - 1, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
+    {"page_first past the context",
+     {1, 2, 0, 4, 1, 0, LIMIT_CONTEXT_TOKENS / LIMIT_PAGE_TOKENS - 1, 0, 2},
+     1, 4, 5, 2, ERR_LIMIT},
     {"count 2^31", {1, 2, 0, 1ll << 31, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"count 2^32 + 1", {1, 2, 0, (1ll << 32) + 1, 1, 0, 0, 0, 2}, 1, 4, 5, 2, ERR_LIMIT},
     {"257 entries", {1, 2, 9, 1, 0, -1, 0, 0, 0}, 257, 0, 5, 0, ERR_LIMIT},
@@ -446,7 +450,9 @@ static void sampling_numbers_outside_their_range_are_refused(void **state) {
     struct msg_buf buf = {0};
     memset(a, 0, sizeof *a);
     a->type = MSG_ADMIT;
-    a->admit.sampling = (struct msg_sampling){.temperature = 0.77f, .top_p = 0.55f, .repetition = 1.25f};
+    a->admit.sampling.temperature = 0.77f;
+    a->admit.sampling.top_p = 0.55f;
+    a->admit.sampling.repetition = 1.25f;
     assert_int_equal(msg_pack(&buf, a), OK);
     static const struct {
         float was, is;

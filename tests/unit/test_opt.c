@@ -101,7 +101,8 @@ static void a_bad_variable_is_refused_by_its_name(void **state) {
     setenv("OCTAVO_PORT", "eighty", 1);
     setenv("OCTAVO_DEVICE", "tpu", 1);
     assert_int_equal(parse("", 0, &err), ERR_SETUP);
-    assert_string_equal(err.text, "OCTAVO_PORT: expected an integer from 1 to 65535, found 'eighty'");
+    assert_string_equal(err.text,
+                        "OCTAVO_PORT: expected an integer from 1 to 65535, found 'eighty'");
 }
 
 static const struct {
