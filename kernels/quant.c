@@ -7,7 +7,8 @@
  * These decoders are the specification, not the fast path: each value is computed by the formula in
  * the comment beside it, every product and difference rounded to float32 in the written order
  * (the build forbids contraction). cpu/decode.c and the CUDA decoders are compared with them bit by
- * bit. Bytes are assembled by hand rather than through structs, because blocks lie at any alignment.
+ * bit. Bytes are assembled by hand rather than through structs, because blocks lie at any
+ * alignment.
  *
  * d, m and dmin are IEEE half floats; `@` in a comment is a byte offset in the block; i is the
  * element's index in the block, s = i / 32 (or i / 16 where scales cover sixteen).
@@ -90,8 +91,7 @@ static void q5_0_block(const uint8_t *b, float *y) {
 static void q5_1_block(const uint8_t *b, float *y) {
     float d = f16_at(b), m = f16_at(b + 2);
     uint32_t qh = u32_at(b + 4);
-    for (int i = 0; i < 32; i++)
-        y[i] = d * (float)(nibble(b + 8, i) | (int)(qh >> i & 1) << 4) + m;
+    for (int i = 0; i < 32; i++) y[i] = d * (float)(nibble(b + 8, i) | (int)(qh >> i & 1) << 4) + m;
 }
 
 /* d@0 q[32]@2 int8: d * q */
@@ -118,7 +118,8 @@ static void q3_k_block(const uint8_t *b, float *y) {
     for (int i = 0; i < 256; i++) {
         int s = i / 16, j = i % 128 / 32, l = i % 32;
         int low = s < 8 ? sc[s] & 15 : sc[s - 8] >> 4, high = sc[8 + s % 4] >> 2 * (s / 4) & 3;
-        int q = (b[32 + 32 * (i / 128) + l] >> 2 * j & 3) + 4 * (b[l] >> (4 * (i / 128) + j) & 1) - 4;
+        int q =
+            (b[32 + 32 * (i / 128) + l] >> 2 * j & 3) + 4 * (b[l] >> (4 * (i / 128) + j) & 1) - 4;
         float scale = d * (float)((low | high << 4) - 32);
         y[i] = scale * (float)q;
     }

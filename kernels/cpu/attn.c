@@ -4,10 +4,11 @@
  * Owns: nothing.  Called by: the table.  Fails how: cannot.  Limits: none.
  * Tested by: tests/kernels/test_ops.c
  *
- * Attention is two passes over the positions, one row of the batch at a time: all scores of all heads
- * first, then the softmax, then the weighted sum, each position taken in ascending order. It costs
- * scratch of heads x positions floats but makes the result a function of the list of positions alone,
- * so dense attention and a selection of everything agree bit by bit, and pages may lie anywhere.
+ * Attention is two passes over the positions, one row of the batch at a time: all scores of all
+ * heads first, then the softmax, then the weighted sum, each position taken in ascending order. It
+ * costs scratch of heads x positions floats but makes the result a function of the list of
+ * positions alone, so dense attention and a selection of everything agree bit by bit, and pages may
+ * lie anywhere.
  */
 #include <assert.h>
 
@@ -165,8 +166,8 @@ void cpu_attend(struct kctx *c, const struct kop_attend *o) {
         assert(r.n > 0 && r.n <= attend_positions_max(d, o->batch->max_context));
         r.score = (float *)(r.latent + r.n);
         for (int u = 0; u < r.n; u++)
-            r.latent[u] = cache_row(o->seqs, o->cache->latent, slot, selected ? selected[u] : u,
-                                    width);
+            r.latent[u] =
+                cache_row(o->seqs, o->cache->latent, slot, selected ? selected[u] : u, width);
         attend_row(c, &r, d, o->qk + (int64_t)t * d->n_heads * width, out);
     }
 }

@@ -74,11 +74,11 @@ struct kctx {
     float run[CPU_TILE_W][CPU_RUN] __attribute__((aligned(64)));
 };
 
-/* A context that uses the given instruction set (tests, benchmarks). Closed with the table's close. */
+/* A context that uses the given instruction set (tests, benchmarks); the table closes it. */
 struct kctx *cpu_open_isa(const struct cpu_isa *isa);
 
-/* matmul.c: y[j][r] = row r of w . x[j], for n rows of x, given as pointers. w: `rows` rows of `type`
- * in file order. */
+/* matmul.c: y[j][r] = row r of w . x[j], for n rows of x, given as pointers. w: `rows` rows of
+ * `type` in file order. */
 void cpu_product(struct kctx *c, int type, const uint8_t *w, int64_t rows, int64_t cols,
                  const float *const *x, float *const *y, int n);
 const uint8_t *cpu_mat_row(const struct kmat *m, int64_t at, int64_t row);

@@ -4,8 +4,8 @@
  * set.  Fails how: cannot; the caller gives whole blocks.  Limits: none.
  * Tested by: tests/kernels/test_dequant.c (bit by bit against quant.c, the specification)
  *
- * The formulas are quant.c's, and so is the order of roundings: scale = d * sc first, then scale * q,
- * then the minimum. Scales are unpacked by ordinary integer code, once per sixteen or thirty-two
+ * The formulas are quant.c's, and so is the order of roundings: scale = d * sc first, then scale *
+ * q, then the minimum. Scales are unpacked by ordinary integer code, once per sixteen or thirty-two
  * elements; only what touches every element is wide.
  */
 #ifndef OCTAVO_KERNELS_CPU_DECODE_H

@@ -5,9 +5,9 @@
  * tests/kernels/test_ops.c
  *
  * A dot product keeps sixteen partial sums: lane i takes elements i, i + 16, i + 32, … by fused
- * multiply-add, beginning at +0. Sixteen, because that is one AVX-512 register, two of AVX2 and four
- * of NEON; fused, because the wide units do it in one operation and the plain fmaf is exact, so
- * nobody has to give way. The lanes are added in a fixed tree: i + (i+8), then + 4, + 2, + 1.
+ * multiply-add, beginning at +0. Sixteen, because that is one AVX-512 register, two of AVX2 and
+ * four of NEON; fused, because the wide units do it in one operation and the plain fmaf is exact,
+ * so nobody has to give way. The lanes are added in a fixed tree: i + (i+8), then + 4, + 2, + 1.
  */
 #ifndef OCTAVO_KERNELS_CPU_DOT_H
 #define OCTAVO_KERNELS_CPU_DOT_H
@@ -32,8 +32,8 @@ static inline float dot_plain(const float *a, const float *b, int64_t n) {
 }
 
 /* e^x, error below 2 ulp, subnormal results included. x is clamped to where the result is 0 or
- * infinite; x = n ln 2 + r with |r| <= ln 2 / 2, the polynomial is the Taylor series to r^7, and 2^n
- * is applied as two exact powers so that a subnormal result is rounded once. */
+ * infinite; x = n ln 2 + r with |r| <= ln 2 / 2, the polynomial is the Taylor series to r^7, and
+ * 2^n is applied as two exact powers so that a subnormal result is rounded once. */
 #define EXP_LOW    (-104.0f)
 #define EXP_HIGH   89.0f
 #define EXP_LOG2E  0x1.715476p+0f

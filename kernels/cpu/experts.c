@@ -3,9 +3,9 @@
  * Owns: nothing.  Called by: the table.  Fails how: cannot.
  * Limits: EXPERTS_MAX experts per layer.  Tested by: tests/kernels/test_ops.c
  *
- * (row, choice) pairs are sorted by expert, so that an expert's weights are decoded once for all rows
- * that chose it. Every pair keeps its own place in the result, and the sum over a row's choices is
- * taken in their order afterwards, so company does not change a row's bits.
+ * (row, choice) pairs are sorted by expert, so that an expert's weights are decoded once for all
+ * rows that chose it. Every pair keeps its own place in the result, and the sum over a row's
+ * choices is taken in their order afterwards, so company does not change a row's bits.
  */
 #include <assert.h>
 
@@ -17,12 +17,12 @@
 
 /* The pairs of a step, sorted by expert; stands in the operation's scratch. */
 struct pairs {
-    int n;             /* pairs that name an expert */
-    int32_t *start;    /* [E + 1] first pair of each expert */
-    int32_t *pair;     /* [n] t * U + j */
-    const float **x;   /* [n] */
-    float **y;         /* [n] */
-    float *tmp;        /* [T * U, EXPERTS_ROWS] by pair number */
+    int n;           /* pairs that name an expert */
+    int32_t *start;  /* [E + 1] first pair of each expert */
+    int32_t *pair;   /* [n] t * U + j */
+    const float **x; /* [n] */
+    float **y;       /* [n] */
+    float *tmp;      /* [T * U, EXPERTS_ROWS] by pair number */
 };
 
 size_t cpu_experts_scratch(const struct kdims *d, const struct kbounds *b) {
@@ -31,7 +31,8 @@ size_t cpu_experts_scratch(const struct kdims *d, const struct kbounds *b) {
            ((size_t)d->n_experts + 1) * sizeof(int32_t);
 }
 
-static struct pairs pairs_sorted(dptr scratch, const struct kdims *d, const int32_t *ids, int rows) {
+static struct pairs pairs_sorted(dptr scratch, const struct kdims *d, const int32_t *ids,
+                                 int rows) {
     int all = rows * d->n_used, E = d->n_experts;
     struct pairs p = {.x = scratch};
     p.y = (float **)(p.x + all);
@@ -136,7 +137,8 @@ void cpu_experts_up(struct kctx *c, const struct kop_experts_up *o) {
         for (int64_t r = 0; n > 0 && r < F; r += EXPERTS_ROWS) {
             int64_t rows = F - r < EXPERTS_ROWS ? F - r : EXPERTS_ROWS;
             for (int i = at; i < at + n; i++) p.y[i] = o->act + p.pair[i] * F + r;
-            cpu_product(c, o->gate->type, cpu_mat_row(o->gate, e, r), rows, D, p.x + at, p.y + at, n);
+            cpu_product(c, o->gate->type, cpu_mat_row(o->gate, e, r), rows, D, p.x + at, p.y + at,
+                        n);
             for (int i = at; i < at + n; i++) p.y[i] = p.tmp + (int64_t)p.pair[i] * EXPERTS_ROWS;
             cpu_product(c, o->up->type, cpu_mat_row(o->up, e, r), rows, D, p.x + at, p.y + at, n);
             for (int i = at; i < at + n; i++) {

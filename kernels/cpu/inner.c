@@ -9,8 +9,9 @@
  * build.
  *
  * A tile is four weight rows by up to four rows of x, kept in registers over a run of columns. Four
- * independent sums per row of x hide the latency of the fused multiply-add, and a weight once loaded
- * serves all rows of x. Which rows share a tile never touches a sum, so results do not depend on it.
+ * independent sums per row of x hide the latency of the fused multiply-add, and a weight once
+ * loaded serves all rows of x. Which rows share a tile never touches a sum, so results do not
+ * depend on it.
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/decode.h"
@@ -79,9 +80,8 @@ static float dot(const float *a, const float *b, int64_t n) {
     return dot_combine(lanes);
 }
 
-static inline __attribute__((always_inline)) void accumulate_body(float *y, int64_t c,
-                                                                  const float *const *rows,
-                                                                  const float *p, int n, int NB) {
+static inline __attribute__((always_inline)) void
+accumulate_body(float *y, int64_t c, const float *const *rows, const float *p, int n, int NB) {
     v16 a[8];
 #pragma GCC unroll 8
     for (int b = 0; b < NB; b++) a[b] = v16_load(y + c + 16 * b);
@@ -108,7 +108,8 @@ static void accumulate(float *y, int64_t width, const float *const *rows, const 
 
 static void add_scaled(float *y, const float *x, float w, int64_t n) {
     int64_t c = 0;
-    for (; c + 16 <= n; c += 16) v16_store(y + c, v16_fma(v16_set(w), v16_load(x + c), v16_load(y + c)));
+    for (; c + 16 <= n; c += 16)
+        v16_store(y + c, v16_fma(v16_set(w), v16_load(x + c), v16_load(y + c)));
     for (; c < n; c++) y[c] = fmaf(w, x[c], y[c]);
 }
 

@@ -5,11 +5,11 @@
  * Tested by: tests/kernels/test_matmul.c; measured by tests/bench/bench_cpu.c
  *
  * Activations stay float32 (no quantisation of x), because this backend is what the others are
- * measured by. Four rows of weights are decoded, CPU_RUN columns at a time, into a buffer that stays
- * in L1, and every row of x is multiplied with it before it is overwritten: so for one row of x the
- * bytes of the weights are read once, and for many the decoding is paid once per CPU_TILE_X of them.
- * A sum is kept in sixteen lanes per (weight row, row of x) between runs (dot.h), so its bits know
- * nothing of tiles, runs or neighbours.
+ * measured by. Four rows of weights are decoded, CPU_RUN columns at a time, into a buffer that
+ * stays in L1, and every row of x is multiplied with it before it is overwritten: so for one row of
+ * x the bytes of the weights are read once, and for many the decoding is paid once per CPU_TILE_X
+ * of them. A sum is kept in sixteen lanes per (weight row, row of x) between runs (dot.h), so its
+ * bits know nothing of tiles, runs or neighbours.
  */
 #include <assert.h>
 
@@ -73,7 +73,7 @@ static void product_rows(struct kctx *c, const struct kmat *w, int64_t at, const
     }
 }
 
-/* token path 9/9: the numbers themselves: every weight a token meets passes through product_tile. */
+/* token path 9/9: every weight that a token meets passes through product_tile. */
 void cpu_matmul(struct kctx *c, const struct kop_matmul *jobs, int n_jobs) {
     for (const struct kop_matmul *m = jobs; m < jobs + n_jobs; m++) {
         assert(m->w->count == 1 && m->x_stride >= m->w->cols && m->y_stride >= m->w->rows);

@@ -60,7 +60,8 @@ void cpu_norm(struct kctx *c, const struct kop_norm *o) {
         float *h = o->h + (int64_t)t * o->width;
         if (o->add) c->isa->add_scaled(h, o->add + (int64_t)t * o->width, 1.0f, o->width);
         float mean = c->isa->dot(h, h, o->width) / (float)o->width;
-        c->isa->gain(o->y + (int64_t)t * o->width, h, 1.0f / sqrtf(mean + o->eps), o->gain, o->width);
+        c->isa->gain(o->y + (int64_t)t * o->width, h, 1.0f / sqrtf(mean + o->eps), o->gain,
+                     o->width);
     }
 }
 

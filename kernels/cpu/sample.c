@@ -5,10 +5,11 @@
  * Tested by: tests/kernels/test_sample.c
  *
  * The rule is in kernels.h. Everything after the penalties looks at tokens in falling order, and
- * nearly always at a few of them only, so the order is produced lazily: the largest 64, and eight
- * times as many whenever that was not enough. Selecting is by counting digits and sorting by radix,
- * both stable in the token id, so ties fall to the lower id without being looked at. Sums are kept in
- * double: no vocabulary is large enough for their order to show.
+ * nearly always at a few of them only, so the order is produced lazily: some 64 of the largest, and
+ * eight times as many whenever that was not enough. Logits are counted into bins below the largest
+ * once; a bin is sorted, by radix, when the order reaches it. The sort is stable in the token id,
+ * so ties fall to the lower id without being looked at. Sums are kept in double: no vocabulary is
+ * large enough for their order to show.
  *
  * Randomness is counter-based, keyed by (seed, position): a sequence that is replayed after a crash
  * draws the same numbers, whatever else was in its batch.
@@ -19,37 +20,45 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/dot.h"
 
-#define SAMPLE_FIRST 64   /* tokens put in order at first */
-#define SAMPLE_BLOCK 1024 /* exponentials summed in float before going to double */
+#define SAMPLE_FIRST 64    /* tokens put in order at first */
+#define SAMPLE_BINS  2048  /* see falling_init */
+#define SAMPLE_BLOCK 1024  /* exponentials summed in float before going to double */
 #define SAMPLE_COLD  1e-6f /* at or below this temperature the largest logit is taken */
 
 /* Tokens in falling order of a row of logits, as far as they were asked for. */
 struct falling {
+    const float *l; /* [vocab] */
     int64_t vocab, sorted;
-    uint32_t *key;     /* [vocab] order-preserving integers of the logits */
-    uint64_t *pair[2]; /* [vocab] ~key << 32 | id, and the sort's other half */
+    int bins; /* the sorted ones are exactly those of bins 0 .. bins - 1 */
+    int32_t count[SAMPLE_BINS];
+    uint16_t *bin;     /* [vocab] distance from the largest logit, coarsely */
+    int32_t *id;       /* [vocab] the sorted ones */
+    uint64_t *pair[2]; /* [vocab] key << 32 | id, and the sort's other half */
 };
 
 struct row {
     struct kctx *c;
     int64_t vocab;
     float *raw, *adjusted, *weight; /* [vocab] logits; with bias and penalties; exponentials */
-    struct falling order;
+    double sum;                     /* of weight */
     const float *l;                 /* raw or adjusted */
+    struct falling order;
 };
 
 size_t cpu_sample_scratch(int vocab) {
-    return (size_t)vocab * (3 * sizeof(float) + sizeof(uint32_t) + 2 * sizeof(uint64_t));
+    return (size_t)vocab *
+           (3 * sizeof(float) + sizeof(int32_t) + 2 * sizeof(uint64_t) + sizeof(uint16_t));
 }
 
 static struct row row_init(struct kctx *c, dptr scratch, int64_t vocab) {
     struct row r = {.c = c, .vocab = vocab, .order.vocab = vocab};
     r.order.pair[0] = scratch;
     r.order.pair[1] = r.order.pair[0] + vocab;
-    r.order.key = (uint32_t *)(r.order.pair[1] + vocab);
-    r.raw = (float *)(r.order.key + vocab);
+    r.order.id = (int32_t *)(r.order.pair[1] + vocab);
+    r.raw = (float *)(r.order.id + vocab);
     r.adjusted = r.raw + vocab;
     r.weight = r.adjusted + vocab;
+    r.order.bin = (uint16_t *)(r.weight + vocab);
     return r;
 }
 
@@ -67,7 +76,7 @@ void cpu_philox(uint64_t key, uint64_t counter, uint32_t out[4]) {
     out[0] = x0, out[1] = x1, out[2] = x2, out[3] = x3;
 }
 
-/* Stable radix sort by the upper half; the result is in pair[0]. */
+/* Stable radix sort of n pairs by their upper halves, rising; the result is in pair[0]. */
 static void falling_sort(struct falling *f, int64_t n) {
     for (int shift = 32; shift < 64; shift += 8) {
         int64_t start[257] = {0};
@@ -81,28 +90,38 @@ static void falling_sort(struct falling *f, int64_t n) {
     }
 }
 
-static void falling_grow(struct falling *f) {
-    int64_t want = f->sorted ? f->sorted * 8 : SAMPLE_FIRST, n = 0, ties;
-    want = want < f->vocab ? want : f->vocab;
-    uint32_t kth = cpu_kth_key(f->key, f->vocab, want, &ties);
-    for (int64_t id = 0; id < f->vocab; id++)
-        if (f->key[id] > kth || (f->key[id] == kth && ties-- > 0))
-            f->pair[0][n++] = (uint64_t)~f->key[id] << 32 | (uint64_t)id;
-    assert(n == want);
-    falling_sort(f, n);
-    f->sorted = n;
+/* Bin of a logit: 64 to each unit below the largest, the last bin for all the rest. Rounding keeps
+ * the order, so a token of a lower bin never stands behind one of a higher. */
+static void falling_init(struct falling *f, const float *l, float most) {
+    memset(f->count, 0, sizeof f->count);
+    f->l = l;
+    f->sorted = f->bins = 0;
+    for (int64_t i = 0; i < f->vocab; i++) {
+        float below = (most - l[i]) * 64.0f;
+        f->bin[i] = (uint16_t)(int)(below < SAMPLE_BINS - 1 ? below : SAMPLE_BINS - 1);
+    }
+    for (int64_t i = 0; i < f->vocab; i++) f->count[f->bin[i]]++;
 }
 
-static void falling_init(struct falling *f, const float *l) {
-    for (int64_t i = 0; i < f->vocab; i++) f->key[i] = cpu_order_key(l[i]);
-    f->sorted = 0;
+/* Sorts so many further bins that SAMPLE_FIRST tokens, or eight times what was, are in order. */
+static void falling_grow(struct falling *f) {
+    int64_t want = f->sorted ? f->sorted * 8 : SAMPLE_FIRST, have = f->sorted, n = 0;
+    int from = f->bins;
+    while (f->bins < SAMPLE_BINS && have < want) have += f->count[f->bins++];
+    for (int64_t id = 0; id < f->vocab; id++)
+        if (f->bin[id] >= from && f->bin[id] < f->bins)
+            f->pair[0][n++] = (uint64_t)~cpu_order_key(f->l[id]) << 32 | (uint64_t)id;
+    falling_sort(f, n);
+    for (int64_t i = 0; i < n; i++) f->id[f->sorted + i] = (int32_t)(uint32_t)f->pair[0][i];
+    f->sorted += n;
+    assert(f->sorted == have);
 }
 
 /* The token at place i, the lower id first among equals. */
 static int32_t falling_at(struct falling *f, int64_t i) {
     assert(i < f->vocab);
     while (i >= f->sorted) falling_grow(f);
-    return (int32_t)(uint32_t)f->pair[0][i];
+    return f->id[i];
 }
 
 /* NaN counts as minus infinity, plus infinity as the largest number. */
@@ -143,10 +162,10 @@ static void row_adjust(struct row *r, const struct ksampling *p, const uint16_t 
 }
 
 /* The token whose running sum, in falling order, exceeds u of the whole. */
-static int32_t row_draw(struct row *r, const struct ksampling *p, double all, double u) {
+static int32_t row_draw(struct row *r, const struct ksampling *p, double u) {
     struct falling *f = &r->order;
     int64_t k = p->top_k > 0 && p->top_k < r->vocab ? p->top_k : r->vocab, kept = k;
-    double total = all, sum = 0;
+    double total = r->sum, sum = 0;
     if (k < r->vocab) {
         total = 0;
         for (int64_t i = 0; i < k; i++) total += (double)r->weight[falling_at(f, i)];
@@ -182,10 +201,11 @@ static int32_t row_choose(struct row *r, const struct ksampling *p, int32_t pos)
         return id;
     }
     uint32_t word[4] = {0};
-    double all = row_exp(r, r->l, most, 1.0f / p->temperature);
+    if (r->l != r->raw || p->temperature != 1) /* else the weights stand there already */
+        r->sum = row_exp(r, r->l, most, 1.0f / p->temperature);
     cpu_philox(p->seed, (uint64_t)pos + 1, word);
-    falling_init(&r->order, r->l);
-    return row_draw(r, p, all, (double)word[0] * 0x1p-32);
+    if (r->order.l != r->l) falling_init(&r->order, r->l, most);
+    return row_draw(r, p, (double)word[0] * 0x1p-32);
 }
 
 /* raw [vocab] = the row of logits, put together from the ranks' parts. */
@@ -210,8 +230,9 @@ static void sample_row(struct kctx *c, const struct kop_sample *o, int s) {
     row_load(&r, o, s);
     float most = c->isa->max(r.raw, r.vocab);
     if (!(most >= -FLT_MAX)) return;
-    double norm = (double)most + log(row_exp(&r, r.raw, most, 1.0f));
-    if (p->top_logprobs > 0) falling_init(&r.order, r.raw);
+    r.sum = row_exp(&r, r.raw, most, 1.0f);
+    double norm = (double)most + log(r.sum);
+    if (p->top_logprobs > 0) falling_init(&r.order, r.raw, most);
     for (int i = 0; i < p->top_logprobs && i < K_TOP_MAX && i < r.vocab; i++) {
         int32_t id = falling_at(&r.order, i);
         if (!(r.raw[id] >= -FLT_MAX)) break;

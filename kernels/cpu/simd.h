@@ -1,12 +1,12 @@
 /* kernels/cpu/simd.h: sixteen floats, or sixteen 32-bit integers, as one value.
  *
- * Owns: nothing; pure.  Called by: inner.c and decode.c, which are compiled once per instruction set.
- * Tested by: tests/kernels/test_dequant.c, test_matmul.c, test_ops.c, which compare the three.
+ * Owns: nothing; pure.  Called by: inner.c and decode.c, which are compiled once per instruction
+ * set. Tested by: tests/kernels/test_dequant.c, test_matmul.c, test_ops.c, which compare the three.
  *
- * Three renderings of the same few operations: AVX-512 (one register), AVX2 with FMA (two), and loops
- * over an array, which say what the others mean. No operation here may round differently from its
- * loop: no reciprocal estimates, no reassociation. v16_max(a, b) is a > b ? a : b and v16_min(a, b)
- * is a < b ? a : b, which is what the machine does with NaN and signed zeros too.
+ * Three renderings of the same few operations: AVX-512 (one register), AVX2 with FMA (two), and
+ * loops over an array, which say what the others mean. No operation here may round differently from
+ * its loop: no reciprocal estimates, no reassociation. v16_max(a, b) is a > b ? a : b and
+ * v16_min(a, b) is a < b ? a : b, which is what the machine does with NaN and signed zeros too.
  */
 #ifndef OCTAVO_KERNELS_CPU_SIMD_H
 #define OCTAVO_KERNELS_CPU_SIMD_H
@@ -17,6 +17,8 @@
 
 #include "kernels/quant.h"
 
+/* One operation, one line. */
+/* clang-format off */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include <immintrin.h>
 #define SIMD_REGISTERS 32
@@ -227,6 +229,8 @@ static inline v16 v16_pick(v16 table, v16i index) { V16_EACH(v16, table.at[index
 static inline float v16_sum(v16 a) { return dot_combine(a.at); }
 
 #endif
+
+/* clang-format on */
 
 /* The first n < 16 elements, the rest `fill`. */
 static inline v16 v16_load_part(const float *p, int64_t n, float fill) {

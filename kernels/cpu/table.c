@@ -47,8 +47,10 @@ static struct kctx *cpu_open(int device, char *err, size_t err_bytes) {
     if (want && *want) {
         while (pick < n && strcmp(isas[pick]->name, want) != 0) pick++;
         if (pick == n) {
-            snprintf(err, err_bytes, "OCTAVO_CPU: expected an instruction set of this machine "
-                     "(the best is %s), found %s", isas[0]->name, want);
+            snprintf(err, err_bytes,
+                     "OCTAVO_CPU: expected an instruction set of this machine "
+                     "(the best is %s), found %s",
+                     isas[0]->name, want);
             return NULL;
         }
     }
@@ -137,16 +139,35 @@ static void cpu_mat_unpack(struct kctx *c, const struct kmat *m, int64_t at, voi
 const struct kernels *kernels_table(void) {
     static const struct kernels table = {
         .name = "cpu",
-        .open = cpu_open, .close = cpu_close, .info = cpu_info,
-        .alloc = cpu_alloc, .free = cpu_free, .put = cpu_put, .get = cpu_get, .zero = cpu_zero,
+        .open = cpu_open,
+        .close = cpu_close,
+        .info = cpu_info,
+        .alloc = cpu_alloc,
+        .free = cpu_free,
+        .put = cpu_put,
+        .get = cpu_get,
+        .zero = cpu_zero,
         .sync = cpu_sync,
-        .mat_bytes = cpu_mat_bytes, .latent_bytes = cpu_latent_bytes,
-        .index_bytes = cpu_index_bytes, .scratch_bytes = cpu_scratch_bytes,
-        .mat_pack = cpu_mat_pack, .mat_unpack = cpu_mat_unpack,
-        .feed = cpu_feed, .angles = cpu_angles, .embed = cpu_embed, .norm = cpu_norm,
-        .matmul = cpu_matmul, .head_matmul = cpu_head_matmul, .attn_prep = cpu_attn_prep,
-        .rope = cpu_rope, .select = cpu_select, .attend = cpu_attend, .swiglu = cpu_swiglu,
-        .experts_up = cpu_experts_up, .experts_down = cpu_experts_down, .gather = cpu_gather,
+        .mat_bytes = cpu_mat_bytes,
+        .latent_bytes = cpu_latent_bytes,
+        .index_bytes = cpu_index_bytes,
+        .scratch_bytes = cpu_scratch_bytes,
+        .mat_pack = cpu_mat_pack,
+        .mat_unpack = cpu_mat_unpack,
+        .feed = cpu_feed,
+        .angles = cpu_angles,
+        .embed = cpu_embed,
+        .norm = cpu_norm,
+        .matmul = cpu_matmul,
+        .head_matmul = cpu_head_matmul,
+        .attn_prep = cpu_attn_prep,
+        .rope = cpu_rope,
+        .select = cpu_select,
+        .attend = cpu_attend,
+        .swiglu = cpu_swiglu,
+        .experts_up = cpu_experts_up,
+        .experts_down = cpu_experts_down,
+        .gather = cpu_gather,
         .sample = cpu_sample,
     };
     return &table;

@@ -1,12 +1,12 @@
 /* kernels/cpu/topk.c: the k-th largest of many numbers.
  *
- * Owns: nothing; pure.  Called by: attn.c (selection), sample.c.  Fails how: cannot.  Limits: none.
- * Tested by: tests/kernels/test_ops.c, tests/kernels/test_sample.c
+ * Owns: nothing; pure.  Called by: attn.c (selection).  Fails how: cannot.  Limits: none.
+ * Tested by: tests/kernels/test_attention.c
  *
- * Keys are fixed digit by digit from the top (11, 11 and 10 bits): count, find the digit in which the
- * k-th falls, go on among those that share it. Three passes whatever the data, no pivot to choose and
- * no bad case; the caller then takes everything above the key and the first `ties` equal to it, in
- * whatever order it likes to see them.
+ * Keys are fixed digit by digit from the top (11, 11 and 10 bits): count, find the digit in which
+ * the k-th falls, go on among those that share it. Three passes whatever the data, no pivot to
+ * choose and no bad case; the caller then takes everything above the key and the first `ties` equal
+ * to it, in whatever order it likes to see them.
  */
 #include <assert.h>
 #include <string.h>
@@ -14,9 +14,7 @@
 #include "kernels/cpu/cpu.h"
 
 uint32_t cpu_kth_key(const uint32_t *keys, int64_t n, int64_t k, int64_t *ties) {
-    static const struct {
-        int shift, bits;
-    } digit[3] = {{21, 11}, {10, 11}, {0, 10}};
+    static const struct { int shift, bits; } digit[3] = {{21, 11}, {10, 11}, {0, 10}};
     uint32_t prefix = 0, mask = 0;
     assert(k >= 1 && k <= n);
     for (int i = 0; i < 3; i++) {

@@ -105,7 +105,7 @@ static inline int check_contexts(struct kctx *out[3]) {
 /* Random blocks of a weight type with ordinary scales; n elements, whole blocks. */
 static inline void check_random_weights(struct rng *r, int type, uint8_t *dst, int64_t n) {
     static const int scale_at[KT_MAX][2] = {
-        [KT_Q4_1] = {0, 2}, [KT_Q5_1] = {0, 2}, [KT_Q2_K] = {80, 82}, [KT_Q3_K] = {108, 108},
+        [KT_Q4_1] = {0, 2}, [KT_Q5_1] = {0, 2}, [KT_Q2_K] = {80, 82},  [KT_Q3_K] = {108, 108},
         [KT_Q4_K] = {0, 2}, [KT_Q5_K] = {0, 2}, [KT_Q6_K] = {208, 208}};
     int64_t bytes = ktype_row_bytes(type, n);
     int size = ktype_block_bytes(type);

@@ -5,8 +5,9 @@
  */
 #include "tests/kernels/check.h"
 
-static const int types[] = {KT_F32,  KT_F16,  KT_BF16, KT_Q4_0, KT_Q4_1, KT_Q5_0,   KT_Q5_1,  KT_Q8_0,
-                            KT_Q2_K, KT_Q3_K, KT_Q4_K, KT_Q5_K, KT_Q6_K, KT_IQ4_NL, KT_IQ4_XS};
+static const int types[] = {KT_F32,  KT_F16,  KT_BF16, KT_Q4_0,   KT_Q4_1,
+                            KT_Q5_0, KT_Q5_1, KT_Q8_0, KT_Q2_K,   KT_Q3_K,
+                            KT_Q4_K, KT_Q5_K, KT_Q6_K, KT_IQ4_NL, KT_IQ4_XS};
 #define N_TYPES ((int)(sizeof types / sizeof types[0]))
 
 static uint8_t *read_fixture(size_t *n) {
@@ -59,7 +60,8 @@ static void instruction_sets_decode_random_bytes_alike(void **state) {
     int n_ctx = check_contexts(ctx);
     struct rng rng = rng_new(1);
     for (int k = 0; k < N_TYPES; k++) {
-        int64_t n = ktype_block_elems(types[k]) == 1 ? 37 : 64 * (int64_t)ktype_block_elems(types[k]);
+        int64_t n =
+            ktype_block_elems(types[k]) == 1 ? 37 : 64 * (int64_t)ktype_block_elems(types[k]);
         int64_t bytes = ktype_row_bytes(types[k], n);
         uint8_t *raw = check_alloc((size_t)bytes + 1);
         float *expected = check_alloc((size_t)n * 4), *found = check_alloc((size_t)n * 4);
