@@ -4,6 +4,7 @@
  * anything is allocated or followed; a malformed file is refused with file, tensor (or key),
  * expected, found. Values are not unpacked: strings and arrays point into one private copy of the
  * file's header (a file cut or rewritten later harms no reader of it), tensor data to the mapping.
+ * A file cut while its tensor data is read kills that reader with SIGBUS: never edit in place.
  * Layout and the list of what must be refused: the format's own specification (version 3).
  *
  * Owns: the descriptors and mappings of all parts, the sorted key and tensor tables.

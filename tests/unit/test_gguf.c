@@ -271,6 +271,25 @@ static void the_last_tensor_may_lack_its_padding(void **state) {
     free(b.p);
 }
 
+static void an_alignment_of_its_own_is_obeyed(void **state) {
+    UNUSED(state);
+    struct bytes b = {0};
+    struct gguf *g;
+    struct err_text err = {{0}};
+    put_header(&b, 3, 2, 1);
+    put_key(&b, "general.alignment", GGUF_U32);
+    put_u32(&b, 4096);
+    put_tensor(&b, "a", 1, (uint64_t[]){4}, 0, 0);
+    put_tensor(&b, "b", 1, (uint64_t[]){4}, 0, 4096);
+    put_padding(&b, 4096);
+    put_fill(&b, 4096 + 16, 1);
+    if (gguf_parse(&g, b.p, b.n, "f.gguf", &err)) fail_msg("expected ok, found %s", err.text);
+    assert_int_equal(gguf_tensor_find(g, "a")->offset, 4096);
+    assert_int_equal(gguf_tensor_find(g, "b")->offset, 8192);
+    gguf_close(g);
+    free(b.p);
+}
+
 /* ---- wrong files ---- */
 
 static const struct {
@@ -422,6 +441,36 @@ static void a_wrong_file_is_refused_with_what_was_expected_and_found(void **stat
     assert_int_equal(failures, 0);
 }
 
+/* There are bytes enough for that many, so that it is the limit which speaks. */
+static void more_keys_or_tensors_than_the_limit_are_refused(void **state) {
+    UNUSED(state);
+    struct bytes b = {0};
+    struct gguf *g;
+    struct err_text err;
+    put_header(&b, 3, 0, LIMIT_GGUF_KEYS + 1);
+    put_fill(&b, 40 * (LIMIT_GGUF_TENSORS + 1), 0);
+    assert_int_equal(gguf_parse(&g, b.p, b.n, "f.gguf", &err), ERR_LIMIT);
+    assert_non_null(strstr(err.text, "expected at most 65536 keys, found 65537"));
+    b.n = 0;
+    put_header(&b, 3, LIMIT_GGUF_TENSORS + 1, 0);
+    b.n += 40 * (LIMIT_GGUF_TENSORS + 1);
+    assert_int_equal(gguf_parse(&g, b.p, b.n, "f.gguf", &err), ERR_LIMIT);
+    assert_non_null(strstr(err.text, "expected at most 262144 tensors, found 262145"));
+    free(b.p);
+}
+
+static void a_sentence_holds_the_end_of_a_long_path(void **state) {
+    UNUSED(state);
+    struct gguf *g;
+    struct err_text err;
+    char path[4000];
+    memset(path, 'd', sizeof path);
+    snprintf(path + sizeof path - 20, 20, "/model.gguf");
+    assert_int_equal(gguf_parse(&g, (const uint8_t *)"x", 1, path, &err), ERR_FORMAT);
+    assert_memory_equal(err.text, "...ddd", 6);
+    assert_non_null(strstr(err.text, "ddd/model.gguf: expected a GGUF file"));
+}
+
 static void a_git_lfs_pointer_is_called_by_its_name(void **state) {
     UNUSED(state);
     struct gguf *g;
@@ -513,6 +562,9 @@ int main(void) {
         cmocka_unit_test(every_storable_type_has_the_size_of_the_format),
         cmocka_unit_test(the_last_tensor_may_lack_its_padding),
         cmocka_unit_test(a_wrong_file_is_refused_with_what_was_expected_and_found),
+        cmocka_unit_test(an_alignment_of_its_own_is_obeyed),
+        cmocka_unit_test(more_keys_or_tensors_than_the_limit_are_refused),
+        cmocka_unit_test(a_sentence_holds_the_end_of_a_long_path),
         cmocka_unit_test(a_git_lfs_pointer_is_called_by_its_name),
         cmocka_unit_test(a_file_cut_anywhere_is_refused),
         cmocka_unit_test(a_file_with_any_byte_changed_is_refused_or_read_but_never_overrun),

@@ -214,6 +214,20 @@ static void mixed_up_parts_are_named(void **state) {
     refused(part_name(1, 3), ERR_FORMAT, "m-00002-of-00003.gguf", "found a file that is no part");
 }
 
+static void split_keys_that_make_no_sense_are_refused(void **state) {
+    UNUSED(state);
+    write_good();
+    write_part(1, 3, (struct part){.no = 0, .count = 0, .total = 3, .metadata = true});
+    refused(part_name(1, 3), ERR_FORMAT, "m-00001-of-00003.gguf",
+            "key 'split.count': expected 1 to 99999, found 0");
+    write_part(1, 3, (struct part){.no = 7, .count = 3, .total = 3, .metadata = true});
+    refused(part_name(1, 3), ERR_FORMAT, "m-00001-of-00003.gguf",
+            "key 'split.no': expected 0 to 2, found 7");
+    write_part(1, 3, (struct part){.no = 0, .count = 3, .total = -1, .metadata = true});
+    refused(part_name(1, 3), ERR_FORMAT, "m-00001-of-00003.gguf",
+            "key 'split.tensors.count': expected an integer of at least 0");
+}
+
 static void a_wrong_total_of_tensors_is_refused(void **state) {
     UNUSED(state);
     write_good();
@@ -346,6 +360,7 @@ int main(void) {
         TEST(a_missing_part_is_named),
         TEST(an_empty_or_cut_part_is_named),
         TEST(mixed_up_parts_are_named),
+        TEST(split_keys_that_make_no_sense_are_refused),
         TEST(a_wrong_total_of_tensors_is_refused),
         TEST(a_tensor_in_two_parts_is_refused),
         TEST(siblings_are_named_after_the_path_given),
