@@ -1,0 +1,237 @@
+/* coordinator/cmd_serve.c: `octavo serve`: engine, API and signals on one loop, from start to exit.
+ *
+ *   read settings ─> open model ─> start engine ─> listen ─> (ready) ─> asked to stop, or fatal
+ *     ─> drain: API refuses, engine finishes what runs, workers stop ─> answers leave ─> API closes
+ *
+ * Owns: the loop, the model file's mapping, tokenizer, engine, API.
+ * Called by: main.c.  Fails how: one sentence and exit code 2; later the engine's exit code.
+ * Tested by: tests/faults, tests/serve
+ *
+ * It listens before the model is loaded: requests wait, and health says why. The API outlives the
+ * engine's work by a moment, so that the last bytes of finished answers are written; a client that
+ * does not read them cannot hold the exit up for longer than FLUSH_BOUND_US.
+ */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+#ifdef OCTAVO_HAVE_SYSTEMD
+#include <systemd/sd-daemon.h>
+#endif
+
+#include "coordinator/api.h"
+#include "coordinator/cmd.h"
+#include "coordinator/engine.h"
+#include "coordinator/settings.h"
+#include "proto/log.h"
+
+#define FLUSH_BOUND_US 2000000 /* from the engine's end to closing connections */
+#define FLUSH_LOOK_MS  10
+
+struct serve {
+    struct settings set;
+    uv_loop_t loop;
+    uv_signal_t signals[3];
+    uv_timer_t flush;
+    struct gguf *g;
+    struct tok *tok;
+    struct engine *engine;
+    struct api *api;
+    uint64_t start_ns, flush_ns;
+    int asked; /* how often */
+    bool told_ready, hurry;
+    int exit_code;
+};
+
+static void notify(const char *state) {
+#ifdef OCTAVO_HAVE_SYSTEMD
+    sd_notify(0, state);
+#else
+    UNUSED(state);
+#endif
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void on_api_stopped(void *user) {
+    struct serve *s = user;
+    s->api = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(s->signals); i++) uv_close((uv_handle_t *)&s->signals[i], NULL);
+    uv_close((uv_handle_t *)&s->flush, NULL);
+}
+
+static void close_api(struct serve *s) {
+    if (s->api) api_stop(s->api, on_api_stopped, s);
+    else on_api_stopped(s);
+}
+
+static void on_flush(uv_timer_t *t) {
+    struct serve *s = t->data;
+    uint64_t waited_us = (uv_hrtime() - s->flush_ns) / 1000;
+    if (s->api && api_in_progress(s->api) > 0 && waited_us < FLUSH_BOUND_US && !s->hurry) return;
+    uv_timer_stop(t);
+    close_api(s);
+}
+
+static void on_engine_done(void *user, int exit_code) {
+    struct serve *s = user;
+    if (exit_code) s->exit_code = exit_code;
+    s->flush_ns = uv_hrtime();
+    uv_timer_start(&s->flush, on_flush, 0, FLUSH_LOOK_MS);
+}
+
+static void stop(struct serve *s, bool now) {
+    if (s->api) api_drain(s->api);
+    engine_stop(s->engine, now, on_engine_done, s);
+}
+
+static void on_stop_signal(uv_signal_t *h, int signum) {
+    struct serve *s = h->data;
+    s->asked++;
+    log_info("stopping", "signal=%d asked=%d", signum, s->asked);
+    notify("STOPPING=1");
+    s->hurry = s->asked > 1;
+    stop(s, s->hurry);
+}
+
+static void on_hang_up(uv_signal_t *h, int signum) {
+    UNUSED(h), UNUSED(signum);
+    log_reopen();
+    log_info("log_reopened", "signal=%d", signum);
+}
+
+static void on_fatal(void *user, int exit_code) {
+    struct serve *s = user;
+    s->exit_code = exit_code;
+    notify("STOPPING=1");
+    stop(s, true);
+}
+
+/* ---- the beginning --------------------------------------------------------------------------- */
+
+static const char *url_host(const char *host, char *buf, size_t n) {
+    snprintf(buf, n, strchr(host, ':') ? "[%s]" : "%s", host);
+    return buf;
+}
+
+static void on_ready(void *user) {
+    struct serve *s = user;
+    char host[300];
+    double seconds = (double)(uv_hrtime() - s->start_ns) / 1e9;
+    if (s->told_ready) {
+        log_info("recovered", "ranks=%" PRId64, s->set.tp);
+        return;
+    }
+    s->told_ready = true;
+    log_info("ready", "url=http://%s:%d model=\"%s\" ranks=%" PRId64 " seconds=%.2f",
+             url_host(s->set.host, host, sizeof host), s->api ? api_port(s->api) : (int)s->set.port,
+             s->set.model_name, s->set.tp, seconds);
+    notify("READY=1");
+}
+
+static int open_model(struct serve *s, struct err_text *err) {
+    if (gguf_open(&s->g, s->set.model, err) < 0) return ERR_SETUP;
+    if (settings_fit(&s->set, s->g, err) < 0) return ERR_SETUP;
+    return tok_open(&s->tok, s->g, err) < 0 ? ERR_SETUP : OK;
+}
+
+static int start_engine(struct serve *s, struct err_text *err) {
+    const struct settings *set = &s->set;
+    struct engine_options o = {.model_path = set->model,
+                               .worker_path = set->worker,
+                               .device = set->device,
+                               .n_devices = set->n_devices,
+                               .tp = (int)set->tp,
+                               .max_seqs = (int)set->max_seqs,
+                               .max_step_rows = (int)set->max_step_tokens,
+                               .context = set->ctx,
+                               .cache_tokens = set->cache_tokens,
+                               .depth = (int)set->pipeline,
+                               .load_timeout_s = (int)set->load_timeout,
+                               .step_timeout_s = (int)set->step_timeout,
+                               .drain_timeout_s = (int)set->drain_timeout,
+                               .restarts_max = (int)set->restarts_max,
+                               .progress_bar = isatty(2) && !set->log_file};
+    o.eog = tok_eog(s->tok, &o.n_eog);
+    TRY(engine_start(&s->engine, &s->loop, &o, err));
+    engine_on_fatal(s->engine, on_fatal, s);
+    engine_on_ready(s->engine, on_ready, s);
+    return OK;
+}
+
+static int start_api(struct serve *s, struct err_text *err) {
+    struct api_options o;
+    char host[300];
+    api_options_init(&o);
+    api_options_from_gguf(&o, s->g);
+    o.host = s->set.host;
+    o.port = (int)s->set.port;
+    o.model_name = s->set.model_name;
+    o.api_key_file = s->set.api_key_file;
+    o.context = s->set.ctx;
+    TRY(api_start(&s->api, &s->loop, s->engine, s->tok, chat_family_of(s->g), &o, err));
+    log_info("listening", "url=http://%s:%d", url_host(s->set.host, host, sizeof host),
+             api_port(s->api));
+    return OK;
+}
+
+static void start_signals(struct serve *s) {
+    static const int signums[] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; i < ARRAY_LEN(signums); i++) {
+        uv_signal_init(&s->loop, &s->signals[i]);
+        s->signals[i].data = s;
+        uv_signal_start(&s->signals[i], signums[i] == SIGHUP ? on_hang_up : on_stop_signal,
+                        signums[i]);
+    }
+    uv_timer_init(&s->loop, &s->flush);
+    s->flush.data = s;
+}
+
+/* Workers may run already: the loop turns until all is gone, whatever went wrong. */
+static int run(struct serve *s, struct err_text *err) {
+    TRY(open_model(s, err));
+    if (uv_loop_init(&s->loop) < 0) return err_set(err, ERR_SETUP, "no event loop");
+    int rc = start_engine(s, err);
+    if (rc == OK) {
+        start_signals(s);
+        rc = start_api(s, err);
+        if (rc < 0) stop(s, true);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+    }
+    engine_free(s->engine);
+    int left = uv_loop_close(&s->loop);
+    assert(left == 0);
+    return rc;
+}
+
+int cmd_serve(int argc, char **argv) {
+    static struct serve s;
+    struct err_text err = {0};
+    enum log_level level = LOG_INFO;
+    s.start_ns = uv_hrtime();
+    int rc = settings_read(&s.set, argc, argv, &err);
+    if (rc == ERR_CLOSED) return EXIT_ASKED;
+    if (rc == OK) {
+        signal(SIGPIPE, SIG_IGN);
+        log_parse_level(s.set.log_level, &level);
+        setenv("OCTAVO_LOG_LEVEL", s.set.log_level, 1); /* for the workers */
+        if (log_init("coordinator", level, s.set.log_file) < 0)
+            rc = err_set(&err, ERR_SETUP, "--log-file: expected a file to write to, found %.300s",
+                         s.set.log_file);
+    }
+    if (rc == OK) {
+        log_install_crash_report();
+        rc = run(&s, &err);
+    }
+    tok_close(s.tok);
+    if (s.g) gguf_close(s.g);
+    if (rc < 0) {
+        fprintf(stderr, "octavo serve: %s\n", err.text[0] ? err.text : err_name(rc));
+        return EXIT_SETUP;
+    }
+    log_info("stopped", "exit=%d", s.exit_code);
+    return s.exit_code;
+}

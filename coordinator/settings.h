@@ -1,0 +1,30 @@
+/* coordinator/settings.h: what `octavo serve` was told, completed from the machine and the model.
+ *
+ * Owns: the strings it made up (paths beside the program).  Called by: cmd_serve.c.
+ * Fails how: ERR_SETUP with a sentence that names the option; ERR_CLOSED after --help.
+ * Tested by: tests/faults/test_processes.py
+ */
+#ifndef OCTAVO_COORDINATOR_SETTINGS_H
+#define OCTAVO_COORDINATOR_SETTINGS_H
+
+#include "proto/base.h"
+#include "proto/gguf.h"
+
+#define SETTINGS_PATH_BYTES 1200
+
+struct settings {
+    const char *model, *model_name, *device, *host, *api_key_file, *log_level, *log_file, *worker;
+    int64_t tp, port, ctx, max_seqs, max_step_tokens, cache_tokens, pipeline;
+    int64_t load_timeout, step_timeout, drain_timeout, restarts_max;
+    int n_devices;
+    char model_path[SETTINGS_PATH_BYTES]; /* the demonstration model, if none was named */
+    char worker_path[SETTINGS_PATH_BYTES];
+};
+
+/* Options and environment; paths and the device completed from where the program stands. */
+int settings_read(struct settings *s, int argc, char **argv, struct err_text *err);
+
+/* The numbers that depend on the model: context, ranks. */
+int settings_fit(struct settings *s, const struct gguf *g, struct err_text *err);
+
+#endif
