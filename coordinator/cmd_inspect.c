@@ -3,7 +3,7 @@
  * Prints the metadata, then the tensors by type and one by one. Nothing of the weights is read.
  *
  * Owns: the mapping while it runs.  Called by: main.c.
- * Fails how: one sentence and exit code 2.  Tested by: tests/unit/test_fleet.c
+ * Fails how: one sentence and exit code 2.  Tested by: tests/serve/test_inspect.py
  */
 #include <inttypes.h>
 #include <stdlib.h>
