@@ -34,6 +34,11 @@ struct cpu_isa {
     /* y[j][i] = sum of the lanes acc[j].at[i]. */
     void (*tile_sum)(const struct cpu_lanes *acc, int n_w, int n_x, float *const *y);
 
+    /* y[r] = row r of w . x, rows in file order, a multiple of four of them; cols a multiple of 16.
+     * run: room for CPU_TILE_W runs. */
+    void (*product_one)(int type, const uint8_t *w, int64_t rows, int64_t cols, const float *x,
+                        float *y, float *run);
+
     /* dot_plain */
     float (*dot)(const float *a, const float *b, int64_t n);
 

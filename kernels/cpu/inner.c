@@ -18,6 +18,8 @@
 #include "kernels/cpu/dot.h"
 #include "kernels/cpu/simd.h"
 
+static void (*const decoders[KT_MAX])(const uint8_t *, float *, int64_t) = {DECODERS};
+
 /* NW rows of weights by NX rows of x; both are constants after inlining. */
 static inline __attribute__((always_inline)) void tile_body(const float *const *w,
                                                             const float *const *x, int64_t n,
@@ -66,8 +68,48 @@ static void tile(const float *const *w, int n_w, const float *const *x, int n_x,
 }
 
 static void tile_sum(const struct cpu_lanes *acc, int n_w, int n_x, float *const *y) {
-    for (int j = 0; j < n_x; j++)
-        for (int i = 0; i < n_w; i++) y[j][i] = v16_sum(v16_load(acc[j].at[i]));
+    for (int j = 0; j < n_x; j++) {
+        if (n_w == 4)
+            v16_sum4(y[j], v16_load(acc[j].at[0]), v16_load(acc[j].at[1]), v16_load(acc[j].at[2]),
+                     v16_load(acc[j].at[3]));
+        else
+            for (int i = 0; i < n_w; i++) y[j][i] = v16_sum(v16_load(acc[j].at[i]));
+    }
+}
+
+/* Four rows of `type` at w, columns at .. at + n, as floats: decoded into `run`, a run's length or
+ * the whole row apart, or where they are. Rows of at most a run lie end to end in the file and are
+ * decoded together. */
+static inline const float *four_rows(int type, const uint8_t *w, int64_t cols, int64_t at,
+                                     int64_t n, float *run) {
+    if (type == KT_F32) return (const float *)w;
+    if (cols <= CPU_RUN) {
+        decoders[type](w, run, 4 * cols);
+        return run;
+    }
+    int64_t row_bytes = ktype_row_bytes(type, cols), skip = ktype_row_bytes(type, at);
+    for (int i = 0; i < 4; i++) decoders[type](w + i * row_bytes + skip, run + i * CPU_RUN, n);
+    return run;
+}
+
+/* A tile without a memory: one row of x, all columns, sums in registers. */
+static void product_one(int type, const uint8_t *w, int64_t rows, int64_t cols, const float *x,
+                        float *y, float *run) {
+    int64_t row_bytes = ktype_row_bytes(type, cols);
+    int64_t length = type == KT_F32 || cols < CPU_RUN ? cols : CPU_RUN;
+    for (int64_t r = 0; r < rows; r += 4, w += 4 * row_bytes) {
+        v16 a[4] = {v16_set(0), v16_set(0), v16_set(0), v16_set(0)};
+        for (int64_t at = 0; at < cols; at += length) {
+            int64_t n = cols - at < length ? cols - at : length;
+            const float *wp = four_rows(type, w, cols, at, n, run);
+            for (int64_t c = 0; c < n; c += 16) {
+                v16 xv = v16_load(x + at + c);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) a[i] = v16_fma(v16_load(wp + i * length + c), xv, a[i]);
+            }
+        }
+        v16_sum4(y + r, a[0], a[1], a[2], a[3]);
+    }
 }
 
 static float dot(const float *a, const float *b, int64_t n) {
@@ -206,6 +248,7 @@ const struct cpu_isa CPU_ISA_SYMBOL = {
     .decode = {DECODERS},
     .tile = tile,
     .tile_sum = tile_sum,
+    .product_one = product_one,
     .dot = dot,
     .accumulate = accumulate,
     .add_scaled = add_scaled,

@@ -48,6 +48,14 @@ static void product_tile(struct kctx *c, int type, const uint8_t *const *w, int 
 void cpu_product(struct kctx *c, int type, const uint8_t *w, int64_t rows, int64_t cols,
                  const float *const *x, float *const *y, int n) {
     int64_t row_bytes = ktype_row_bytes(type, cols);
+    if (n == 1 && cols % K_LANES == 0 && rows >= CPU_TILE_W) {
+        int64_t fours = rows - rows % CPU_TILE_W;
+        c->isa->product_one(type, w, fours, cols, x[0], y[0], c->run[0]);
+        if (fours < rows)
+            cpu_product(c, type, w + fours * row_bytes, rows - fours, cols, x,
+                        (float *[1]){y[0] + fours}, 1);
+        return;
+    }
     for (int j = 0; j < n; j += CPU_TILE_X) {
         int n_x = n - j < CPU_TILE_X ? n - j : CPU_TILE_X;
         for (int64_t r = 0; r < rows; r += CPU_TILE_W) {

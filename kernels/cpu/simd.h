@@ -65,11 +65,9 @@ static inline v16 v16_of_bits(v16i a) { return _mm512_castsi512_ps(a); }
 static inline v16i v16_bits(v16 a) { return _mm512_castps_si512(a); }
 static inline v16 v16_pick(v16 table, v16i index) { return _mm512_permutexvar_ps(index, table); }
 
-static inline float v16_sum(v16 a) {
+static inline __m128 v16_fold(v16 a) {
     __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
-    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+    return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -159,11 +157,9 @@ static inline v16 v16_pick(v16 table, v16i index) {
     return (v16){v16_pick_half(table, index.a), v16_pick_half(table, index.b)};
 }
 
-static inline float v16_sum(v16 x) {
+static inline __m128 v16_fold(v16 x) {
     __m256 b = _mm256_add_ps(x.a, x.b);
-    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
-    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+    return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
 }
 
 #else
@@ -228,8 +224,27 @@ static inline v16 v16_pick(v16 table, v16i index) { V16_EACH(v16, table.at[index
 
 static inline float v16_sum(v16 a) { return dot_combine(a.at); }
 
+static inline void v16_sum4(float *y, v16 a, v16 b, v16 c, v16 d) {
+    y[0] = v16_sum(a), y[1] = v16_sum(b), y[2] = v16_sum(c), y[3] = v16_sum(d);
+}
+
 #endif
 
+#if SIMD_PER_V16 < 4
+/* y[0..4) = the sums of a, b, c and d: v16_sum's tree, the last two steps for all four at once. */
+static inline void v16_sum4(float *y, v16 a, v16 b, v16 c, v16 d) {
+    __m128 p = v16_fold(a), q = v16_fold(b), r = v16_fold(c), s = v16_fold(d);
+    __m128 u = _mm_add_ps(_mm_unpacklo_ps(p, q), _mm_unpackhi_ps(p, q));
+    __m128 v = _mm_add_ps(_mm_unpacklo_ps(r, s), _mm_unpackhi_ps(r, s));
+    _mm_storeu_ps(y, _mm_add_ps(_mm_movelh_ps(u, v), _mm_movehl_ps(v, u)));
+}
+
+static inline float v16_sum(v16 a) {
+    __m128 c = v16_fold(a);
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+#endif
 /* clang-format on */
 
 /* The first n < 16 elements, the rest `fill`. */
