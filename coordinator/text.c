@@ -504,8 +504,8 @@ static enum tag tag_of(const struct text *x, int32_t token) {
 
 int text_feed(struct text *x, int32_t token) {
     if (x->stopped_by) return 1;
-    if (x->ended || tok_is_control(x->tok, token)) return 0;
-    enum tag tag = tag_of(x, token);
+    enum tag tag = tag_of(x, token); /* before the look at control: some files call tags control */
+    if (x->ended || (tag == TAGS && tok_is_control(x->tok, token))) return 0;
     if (x->state == IN_REASONING && tag != TAG_THINK_CLOSE && tag != TAG_CALL_OPEN)
         x->reasoning_tokens++;
     if (tag == TAGS) {
