@@ -26,6 +26,7 @@ CASES = {c["name"]: c for c in GOLDEN["cases"]}
 
 CAPITAL = "What is the capital of France? Answer in one sentence."
 CAPITAL_ANSWER = "The capital of France is Paris."
+UNSURE = "Tell me about zebras and lamps."  # not in its training: sampling says something else each time
 PHOTOSYNTHESIS = "Write a brief explanation of how photosynthesis works."
 
 # Deadlines are for a quiet machine; sanitizer builds multiply them (--patience).
@@ -144,7 +145,7 @@ class Server:
         """The workers as the API lists them; [] when it does not answer."""
         try:
             rows = json.loads(self.http("/v1/workers", timeout=5)[2])["data"]
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError):
             return []
         self.seen.update(w["pid"] for w in rows if w["pid"] > 0)
         return rows

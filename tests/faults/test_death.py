@@ -9,14 +9,15 @@ import signal
 
 import psutil
 import pytest
-from octavo import CAPITAL, PHOTOSYNTHESIS, Stream, eventually, join_all, question, stream_all
+from octavo import PHOTOSYNTHESIS, UNSURE, Stream, eventually, join_all, question, stream_all
 
 READY = ("ready", "stepping")
 
 
 def requests(n):
     """n requests with long answers, greedy and sampled."""
-    return [question(PHOTOSYNTHESIS, thinking=i % 3 == 1, max_tokens=150, **(dict(temperature=1.5, seed=i) if i % 2 else {})) for i in range(n)]
+    sampled = lambda i: question(UNSURE, temperature=1.0, seed=i, max_tokens=100, extra_body=dict(ignore_eos=True))
+    return [sampled(i) if i % 2 else question(PHOTOSYNTHESIS, thinking=i % 4 == 0) for i in range(n)]
 
 
 def alone(server, rs):

@@ -6,7 +6,7 @@ import threading
 
 import psutil
 import pytest
-from octavo import CAPITAL, PHOTOSYNTHESIS, Stream, body_of, eventually, question, stream_all
+from octavo import CAPITAL, PHOTOSYNTHESIS, UNSURE, Stream, body_of, eventually, question, stream_all
 
 QUESTIONS = [CAPITAL, PHOTOSYNTHESIS, "What is 12 + 30?", "Say hello in Japanese.", "Show an emoji for: cat, fire, house", "What is the capital of Italy?",
              "What is the capital of Peru?", "Give the capital of Spain as JSON.", "What is 7 + 8?", "Count from 1 to 10.", "What is 40 - 15?", "What is the capital of Japan?"]
@@ -15,8 +15,9 @@ QUESTIONS = [CAPITAL, PHOTOSYNTHESIS, "What is 12 + 30?", "Say hello in Japanese
 def requests(rng, n):
     """n requests, half of them sampled, half of them thinking."""
     for _ in range(n):
-        more = dict(temperature=1.5, seed=rng.randrange(1 << 30)) if rng.random() < 0.5 else {}
-        yield question(rng.choice(QUESTIONS), thinking=rng.random() < 0.5, max_tokens=48, **more)
+        sampled = rng.random() < 0.5
+        more = dict(temperature=1.0, seed=rng.randrange(1 << 30)) if sampled else {}
+        yield question(UNSURE if sampled else rng.choice(QUESTIONS), thinking=rng.random() < 0.5, max_tokens=48, **more)
 
 
 def crowd(server, seed, n):
