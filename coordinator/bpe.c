@@ -17,7 +17,7 @@
 #include "coordinator/bpe.h"
 
 struct bpe_symbol {
-    int32_t id;         /* -1: merged into the one before */
+    int32_t id;          /* -1: merged into the one before */
     uint32_t prev, next; /* indices; NONE at the ends */
 };
 
@@ -193,7 +193,8 @@ int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *p, size_t n,
     if (whole >= 0) return tok_ids_push(out, whole);
     TRY(start_symbols(b, w, p, (uint32_t)n));
     TRY(merge_all(b, w));
-    for (uint32_t i = 0; i != NONE; i = w->symbols[i].next) TRY(tok_ids_push(out, w->symbols[i].id));
+    for (uint32_t i = 0; i != NONE; i = w->symbols[i].next)
+        TRY(tok_ids_push(out, w->symbols[i].id));
     return OK;
 }
 

@@ -62,7 +62,9 @@ struct span {
     size_t n;
 };
 
-static void add_span(struct render *r, struct span s) { buf_add(&r->text, s.p, s.n); }
+static void add_span(struct render *r, struct span s) {
+    buf_add(&r->text, s.p, s.n);
+}
 
 /* The bytes of white space that begin at p, 0 if none; what Python's str.strip removes. */
 static size_t space_at(const char *p, size_t n) {
@@ -77,7 +79,7 @@ static size_t space_at(const char *p, size_t n) {
 }
 
 static struct span strip(struct span s) {
-    for (size_t len; (len = space_at(s.p, s.n)) > 0; s.p += len, s.n -= len) {}
+    for (size_t len; (len = space_at(s.p, s.n)) > 0; s.n -= len) s.p += len;
     for (bool again = true; again;) {
         again = false;
         for (size_t len = 1; len <= 3 && len <= s.n && !again; len++)
@@ -108,14 +110,20 @@ static struct span find_last(struct span s, const char *needle) {
 static const char *found_name(const json_t *v) {
     if (!v) return "nothing";
     switch (json_typeof(v)) {
-    case JSON_OBJECT: return "an object";
-    case JSON_ARRAY: return "an array";
-    case JSON_STRING: return "a string";
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
     case JSON_INTEGER:
-    case JSON_REAL: return "a number";
+    case JSON_REAL:
+        return "a number";
     case JSON_TRUE:
-    case JSON_FALSE: return "a boolean";
-    case JSON_NULL: return "null";
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        return "null";
     }
     return "nothing";
 }
@@ -190,8 +198,9 @@ static enum role role_of(const json_t *message) {
     static const struct {
         const char *name;
         enum role role;
-    } roles[] = {{"system", ROLE_SYSTEM},       {"developer", ROLE_SYSTEM}, {"user", ROLE_USER},
-                 {"assistant", ROLE_ASSISTANT}, {"tool", ROLE_TOOL},        {"function", ROLE_TOOL}};
+    } roles[] = {{"system", ROLE_SYSTEM}, {"developer", ROLE_SYSTEM},
+                 {"user", ROLE_USER},     {"assistant", ROLE_ASSISTANT},
+                 {"tool", ROLE_TOOL},     {"function", ROLE_TOOL}};
     const char *name = json_string_value(json_object_get(message, "role"));
     for (size_t i = 0; name && i < ARRAY_LEN(roles); i++)
         if (strcmp(name, roles[i].name) == 0) return roles[i].role;
@@ -202,8 +211,7 @@ static int check_message(struct render *r, const json_t *message, size_t i) {
     if (!json_is_object(message))
         return wrong(r, path_of("messages[%zu]", i), "an object", message);
     const json_t *role = json_object_get(message, "role");
-    if (!json_is_string(role))
-        return wrong(r, path_of("messages[%zu].role", i), "a string", role);
+    if (!json_is_string(role)) return wrong(r, path_of("messages[%zu].role", i), "a string", role);
     if (role_of(message) == ROLE_UNKNOWN)
         return err_set(r->err, ERR_FORMAT,
                        "messages[%zu].role: expected system, developer, user, assistant or tool, "
@@ -231,8 +239,9 @@ static int check_tool(struct render *r, json_t *tool, size_t i) {
     if (type && !json_is_string(type))
         return wrong(r, path_of("tools[%zu].type", i), "\"function\"", type);
     if (type && strcmp(json_string_value(type), "function") != 0)
-        return err_set(r->err, ERR_FORMAT, "tools[%zu].type: expected \"function\", found \"%.40s\"",
-                       i, json_string_value(type));
+        return err_set(r->err, ERR_FORMAT,
+                       "tools[%zu].type: expected \"function\", found \"%.40s\"", i,
+                       json_string_value(type));
     const json_t *f = json_object_get(tool, "function");
     if (f ? !json_is_object(f) : type != NULL)
         return wrong(r, path_of("tools[%zu].function", i), "an object", f);
@@ -300,8 +309,7 @@ static int add_arguments(struct render *r, json_t *given) {
     const char *key;
     int rc = OK;
     if (json_is_string(given)) {
-        struct span raw =
-            strip((struct span){json_string_value(given), json_string_length(given)});
+        struct span raw = strip((struct span){json_string_value(given), json_string_length(given)});
         if (raw.n == 0) return OK;
         json_error_t why;
         parsed = json_loadb(raw.p, raw.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
@@ -311,8 +319,9 @@ static int add_arguments(struct render *r, json_t *given) {
         if (json_is_object(parsed) || json_is_null(parsed)) given = parsed;
     }
     if (json_is_object(given)) {
-        json_object_foreach(given, key, value)
+        json_object_foreach(given, key, value) {
             if (rc == OK) rc = add_argument(r, key, value);
+        }
     } else if (given && !json_is_null(given)) {
         rc = add_argument(r, "arguments", given);
     }
@@ -478,9 +487,9 @@ static int add_all(struct render *r, json_t *messages) {
 }
 
 static int check_marks(const struct tok *t, struct err_text *err) {
-    static const char *const marks[] = {"[gMASK]",    "<sop>",         "<|system|>",
-                                        "<|user|>",   "<|assistant|>", "<|observation|>",
-                                        "<think>",    "</think>"};
+    static const char *const marks[] = {"[gMASK]",  "<sop>",         "<|system|>",
+                                        "<|user|>", "<|assistant|>", "<|observation|>",
+                                        "<think>",  "</think>"};
     for (size_t i = 0; i < ARRAY_LEN(marks); i++)
         if (tok_added(t, marks[i]) < 0)
             return err_set(err, ERR_SETUP,

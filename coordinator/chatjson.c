@@ -96,17 +96,31 @@ static void add_array(struct buf *b, const json_t *v) {
 static void add_value(struct buf *b, const json_t *v) {
     char number[32];
     switch (json_typeof(v)) {
-    case JSON_OBJECT: add_object(b, v); break;
-    case JSON_ARRAY: add_array(b, v); break;
-    case JSON_STRING: add_string(b, json_string_value(v), json_string_length(v)); break;
+    case JSON_OBJECT:
+        add_object(b, v);
+        break;
+    case JSON_ARRAY:
+        add_array(b, v);
+        break;
+    case JSON_STRING:
+        add_string(b, json_string_value(v), json_string_length(v));
+        break;
     case JSON_INTEGER:
         snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
         buf_add_str(b, number);
         break;
-    case JSON_REAL: add_real(b, json_real_value(v)); break;
-    case JSON_TRUE: buf_add_str(b, "true"); break;
-    case JSON_FALSE: buf_add_str(b, "false"); break;
-    case JSON_NULL: buf_add_str(b, "null"); break;
+    case JSON_REAL:
+        add_real(b, json_real_value(v));
+        break;
+    case JSON_TRUE:
+        buf_add_str(b, "true");
+        break;
+    case JSON_FALSE:
+        buf_add_str(b, "false");
+        break;
+    case JSON_NULL:
+        buf_add_str(b, "null");
+        break;
     }
 }
 

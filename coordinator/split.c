@@ -21,14 +21,13 @@
     "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"  \
     "\\x{205F}\\x{3000}"
 
-static const char glm4_expression[] =
-    "'(?:[sS\\x{17F}]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
-    "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}++"
-    "|\\p{N}{1,3}+"
-    "|\\x{20}?[^" SPACES "\\p{L}\\p{N}]++[\\r\\n]*+"
-    "|[" SPACES "]*[\\r\\n]++"
-    "|[" SPACES "]+(?![^" SPACES "])"
-    "|[" SPACES "]++";
+static const char glm4_expression[] = "'(?:[sS\\x{17F}]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+                                      "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}++"
+                                      "|\\p{N}{1,3}+"
+                                      "|\\x{20}?[^" SPACES "\\p{L}\\p{N}]++[\\r\\n]*+"
+                                      "|[" SPACES "]*[\\r\\n]++"
+                                      "|[" SPACES "]+(?![^" SPACES "])"
+                                      "|[" SPACES "]++";
 
 struct split {
     pcre2_code *code;

@@ -43,7 +43,7 @@ enum tag {
 };
 
 static const char *const tag_text[TAGS] = {
-    "<think>",   "</think>",   "<tool_call>", "</tool_call>",  "<arg_key>",
+    "<think>",    "</think>",    "<tool_call>",  "</tool_call>",    "<arg_key>",
     "</arg_key>", "<arg_value>", "</arg_value>", "<tool_response>", "</tool_response>"};
 
 enum state {
@@ -52,7 +52,7 @@ enum state {
     IN_NAME,      /* after <tool_call> */
     BETWEEN_ARGS, /* expecting <arg_key> or </tool_call> */
     IN_KEY,
-    AFTER_KEY,    /* expecting <arg_value> */
+    AFTER_KEY, /* expecting <arg_value> */
     IN_VALUE,
     AFTER_SPELLED_CLOSE, /* in a value opened by token, after a spelled </arg_value>: see below */
 };
@@ -74,8 +74,8 @@ struct text {
     struct buf raw, pend, hold, scratch;
     /* the call being read */
     bool call_by_id, value_by_id;
-    bool nameless;    /* it has no name and is swallowed */
-    bool streamed;    /* its argument is a string and is shown as it comes */
+    bool nameless; /* it has no name and is swallowed */
+    bool streamed; /* its argument is a string and is shown as it comes */
     int calls_begun, calls, args;
     unsigned types;
     struct buf before; /* white space held when a spelled tag opened it */
@@ -104,16 +104,22 @@ int text_new(struct text **out, const struct tok *t, const struct text_options *
 
 void text_free(struct text *x) {
     if (!x) return;
-    struct buf *all[] = {&x->raw,    &x->pend, &x->hold, &x->scratch, &x->before,
+    struct buf *all[] = {&x->raw,  &x->pend, &x->hold,  &x->scratch, &x->before,
                          &x->name, &x->key,  &x->value, &x->doubt};
     for (size_t i = 0; i < ARRAY_LEN(all); i++) buf_deinit(all[i]);
     stop_deinit(&x->stop);
     free(x);
 }
 
-int text_calls(const struct text *x) { return x->calls; }
-const char *text_stopped_by(const struct text *x) { return x->stopped_by; }
-int text_reasoning_tokens(const struct text *x) { return x->reasoning_tokens; }
+int text_calls(const struct text *x) {
+    return x->calls;
+}
+const char *text_stopped_by(const struct text *x) {
+    return x->stopped_by;
+}
+int text_reasoning_tokens(const struct text *x) {
+    return x->reasoning_tokens;
+}
 
 /* ---- showing ---- */
 
@@ -124,8 +130,12 @@ static void emit(struct text *x, enum text_kind kind, const char *p, size_t n) {
     x->sink(x->user, &d);
 }
 
-static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-static bool is_line_end(char c) { return c == '\n' || c == '\r'; }
+static bool is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+static bool is_line_end(char c) {
+    return c == '\n' || c == '\r';
+}
 
 /* Whether c at the end of a stretch waits for what comes next. */
 static bool is_held(const struct text *x, char c) {
@@ -145,7 +155,8 @@ static void emit_but_hold(struct text *x, const struct buf *b) {
 }
 
 static void emit_hold(struct text *x) {
-    if (x->hold.n) emit(x, x->state == IN_REASONING ? TEXT_REASONING : TEXT_CONTENT, x->hold.p, x->hold.n);
+    if (x->hold.n)
+        emit(x, x->state == IN_REASONING ? TEXT_REASONING : TEXT_CONTENT, x->hold.p, x->hold.n);
     buf_clear(&x->hold);
 }
 
@@ -163,7 +174,7 @@ static void show(struct text *x, const char *p, size_t n) {
     if (x->stopped_by) emit_hold(x);
 }
 
-/* Reasoning or content is over: no stop string can be completed. Its last white space stays held. */
+/* Reasoning or content is over: no stop string can be completed. Its last spaces stay held. */
 static void end_stretch(struct text *x) {
     buf_clear(&x->scratch);
     stop_flush(&x->stop, &x->scratch);
@@ -322,7 +333,8 @@ static void tag_in_call(struct text *x, enum tag tag, bool by_id) {
         if (x->state != IN_NAME) end_call(x);
         begin_call(x, by_id);
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -362,8 +374,12 @@ static void on_tag(struct text *x, enum tag tag, bool by_id) {
         x->at_start = false;
         break;
     case IN_VALUE:
-    case AFTER_SPELLED_CLOSE: tag_in_value(x, tag, by_id); break;
-    default: tag_in_call(x, tag, by_id); break;
+    case AFTER_SPELLED_CLOSE:
+        tag_in_value(x, tag, by_id);
+        break;
+    default:
+        tag_in_call(x, tag, by_id);
+        break;
     }
 }
 
@@ -373,14 +389,21 @@ static unsigned spelled_tags(const struct text *x) {
     unsigned start = x->at_start ? 1u << TAG_THINK_OPEN : 0;
     if (!x->o.chat) return 0;
     switch (x->state) {
-    case IN_REASONING: return 1u << TAG_THINK_CLOSE | start;
-    case IN_CONTENT: return tool | start | (x->at_start ? 1u << TAG_THINK_CLOSE : 0);
+    case IN_REASONING:
+        return 1u << TAG_THINK_CLOSE | start;
+    case IN_CONTENT:
+        return tool | start | (x->at_start ? 1u << TAG_THINK_CLOSE : 0);
     case IN_NAME:
-    case BETWEEN_ARGS: return 1u << TAG_KEY_OPEN | 1u << TAG_CALL_CLOSE;
-    case IN_KEY: return 1u << TAG_KEY_CLOSE;
-    case AFTER_KEY: return 1u << TAG_VALUE_OPEN | 1u << TAG_KEY_OPEN | 1u << TAG_CALL_CLOSE;
-    case IN_VALUE: return 1u << TAG_VALUE_CLOSE;
-    case AFTER_SPELLED_CLOSE: return 0;
+    case BETWEEN_ARGS:
+        return 1u << TAG_KEY_OPEN | 1u << TAG_CALL_CLOSE;
+    case IN_KEY:
+        return 1u << TAG_KEY_CLOSE;
+    case AFTER_KEY:
+        return 1u << TAG_VALUE_OPEN | 1u << TAG_KEY_OPEN | 1u << TAG_CALL_CLOSE;
+    case IN_VALUE:
+        return 1u << TAG_VALUE_CLOSE;
+    case AFTER_SPELLED_CLOSE:
+        return 0;
     }
     return 0;
 }
@@ -391,13 +414,22 @@ static unsigned spelled_tags(const struct text *x) {
 static void on_text(struct text *x, const char *p, size_t n) {
     switch (x->state) {
     case IN_REASONING:
-    case IN_CONTENT: show(x, p, n); break;
-    case IN_NAME: buf_add(&x->name, p, n); break;
-    case IN_KEY: buf_add(&x->key, p, n); break;
-    case IN_VALUE: add_value(x, p, n); break;
+    case IN_CONTENT:
+        show(x, p, n);
+        break;
+    case IN_NAME:
+        buf_add(&x->name, p, n);
+        break;
+    case IN_KEY:
+        buf_add(&x->key, p, n);
+        break;
+    case IN_VALUE:
+        add_value(x, p, n);
+        break;
     case BETWEEN_ARGS:
     case AFTER_KEY:
-    case AFTER_SPELLED_CLOSE: break;
+    case AFTER_SPELLED_CLOSE:
+        break;
     }
 }
 

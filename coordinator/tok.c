@@ -23,7 +23,7 @@ struct tok {
     struct vocab vocab;
     struct bpe bpe;
     struct split *split;
-    int32_t *added; /* ids of added tokens by first byte, longer before shorter */
+    int32_t *added;          /* ids of added tokens by first byte, longer before shorter */
     int32_t added_from[257]; /* added[added_from[c] .. added_from[c + 1]) begin with byte c */
     int32_t eog[EOG_MAX];
     int n_eog;
@@ -87,12 +87,10 @@ static int read_special_ids(struct tok *t, const struct gguf *g, struct err_text
     static const struct {
         const char *key;
         bool ends;
-    } keys[] = {{"tokenizer.ggml.eos_token_id", true},
-                {"tokenizer.ggml.eot_token_id", true},
-                {"tokenizer.ggml.eom_token_id", true},
-                {"tokenizer.ggml.bos_token_id", false},
-                {"tokenizer.ggml.padding_token_id", false},
-                {"tokenizer.ggml.unknown_token_id", false}};
+    } keys[] = {
+        {"tokenizer.ggml.eos_token_id", true},      {"tokenizer.ggml.eot_token_id", true},
+        {"tokenizer.ggml.eom_token_id", true},      {"tokenizer.ggml.bos_token_id", false},
+        {"tokenizer.ggml.padding_token_id", false}, {"tokenizer.ggml.unknown_token_id", false}};
     static const char *const marks[] = {"<|endoftext|>", "<|user|>", "<|observation|>"};
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
         uint64_t id;
@@ -116,7 +114,8 @@ static int check_model(const struct gguf *g, struct err_text *err) {
     struct gguf_str model;
     int rc = gguf_get_str(g, key, &model, err);
     if (rc == ERR_NOT_FOUND)
-        return err_set(err, ERR_FORMAT, "%s: expected gpt2 (byte-level BPE), found no such key", key);
+        return err_set(err, ERR_FORMAT, "%s: expected gpt2 (byte-level BPE), found no such key",
+                       key);
     TRY(rc);
     if (model.n != 4 || memcmp(model.p, "gpt2", 4) != 0)
         return err_set(err, ERR_FORMAT, "%s: expected gpt2 (byte-level BPE), found \"%.*s\"", key,
@@ -207,9 +206,13 @@ int tok_encode(const struct tok *t, const char *text, size_t n, enum tok_mode mo
 
 /* ---- questions ---- */
 
-int32_t tok_vocab(const struct tok *t) { return t->vocab.n; }
+int32_t tok_vocab(const struct tok *t) {
+    return t->vocab.n;
+}
 
-static bool known(const struct tok *t, int32_t id) { return id >= 0 && id < t->vocab.n; }
+static bool known(const struct tok *t, int32_t id) {
+    return id >= 0 && id < t->vocab.n;
+}
 
 int32_t tok_added_at(const struct tok *t, const char *p, size_t n, size_t *len) {
     if (n == 0) return -1;

@@ -20,9 +20,9 @@ static unsigned type_named(const char *name) {
     static const struct {
         const char *name;
         unsigned type;
-    } names[] = {{"string", TOOLARG_STRING},   {"number", TOOLARG_NUMBER},
-                 {"integer", TOOLARG_NUMBER},  {"boolean", TOOLARG_BOOLEAN},
-                 {"null", TOOLARG_NULL},       {"object", TOOLARG_OBJECT},
+    } names[] = {{"string", TOOLARG_STRING},  {"number", TOOLARG_NUMBER},
+                 {"integer", TOOLARG_NUMBER}, {"boolean", TOOLARG_BOOLEAN},
+                 {"null", TOOLARG_NULL},      {"object", TOOLARG_OBJECT},
                  {"array", TOOLARG_ARRAY}};
     for (size_t i = 0; name && i < ARRAY_LEN(names); i++)
         if (strcmp(name, names[i].name) == 0) return names[i].type;
@@ -31,14 +31,20 @@ static unsigned type_named(const char *name) {
 
 static unsigned type_of(const json_t *v) {
     switch (json_typeof(v)) {
-    case JSON_OBJECT: return TOOLARG_OBJECT;
-    case JSON_ARRAY: return TOOLARG_ARRAY;
-    case JSON_STRING: return TOOLARG_STRING;
+    case JSON_OBJECT:
+        return TOOLARG_OBJECT;
+    case JSON_ARRAY:
+        return TOOLARG_ARRAY;
+    case JSON_STRING:
+        return TOOLARG_STRING;
     case JSON_INTEGER:
-    case JSON_REAL: return TOOLARG_NUMBER;
+    case JSON_REAL:
+        return TOOLARG_NUMBER;
     case JSON_TRUE:
-    case JSON_FALSE: return TOOLARG_BOOLEAN;
-    case JSON_NULL: return TOOLARG_NULL;
+    case JSON_FALSE:
+        return TOOLARG_BOOLEAN;
+    case JSON_NULL:
+        return TOOLARG_NULL;
     }
     return 0;
 }
@@ -93,7 +99,9 @@ struct literal {
     const char *p, *end;
 };
 
-static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+static bool is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
 
 static void skip_space(struct literal *l) {
     while (l->p < l->end && is_space(*l->p)) l->p++;

@@ -45,7 +45,9 @@ static uint64_t hash_bytes(const char *p, size_t n, bool literal) {
     return h ^ h >> 29;
 }
 
-static bool is_literal(const struct vocab *v, int32_t id) { return v->type[id] != VOCAB_NORMAL; }
+static bool is_literal(const struct vocab *v, int32_t id) {
+    return v->type[id] != VOCAB_NORMAL;
+}
 
 /* The slot of these bytes: taken by an equal token, or free. */
 static uint32_t *find_slot(const struct vocab *v, const char *p, size_t n, bool literal) {
@@ -73,13 +75,13 @@ void vocab_deinit(struct vocab *v) {
 }
 
 /* The array `key` of the stated kind, or a sentence. */
-static int array_of(const struct gguf *g, const char *key, bool strings,
-                    const struct gguf_kv **out, struct err_text *err) {
+static int array_of(const struct gguf *g, const char *key, bool strings, const struct gguf_kv **out,
+                    struct err_text *err) {
     const struct gguf_kv *kv = gguf_find(g, key);
     const char *want = strings ? "an array of strings" : "an array of integers";
     if (!kv) return err_set(err, ERR_FORMAT, "%s: expected %s, found no such key", key, want);
-    bool integers = kv->elem_type <= GGUF_I32 || kv->elem_type == GGUF_U64 ||
-                    kv->elem_type == GGUF_I64;
+    bool integers =
+        kv->elem_type <= GGUF_I32 || kv->elem_type == GGUF_U64 || kv->elem_type == GGUF_I64;
     if (kv->type != GGUF_ARRAY || (strings ? kv->elem_type != GGUF_STRING : !integers))
         return err_set(err, ERR_FORMAT, "%s: expected %s, found another type", key, want);
     *out = kv;
@@ -109,15 +111,16 @@ static int add_token(struct vocab *v, int32_t id, struct gguf_str s, struct err_
     static const char key[] = "tokenizer.ggml.tokens";
     char *dst = v->bytes + v->at[id];
     int64_t n = (int64_t)s.n;
-    if (s.n == 0) return err_set(err, ERR_FORMAT, "%s: token %d: expected a text, found none", key, id);
+    if (s.n == 0)
+        return err_set(err, ERR_FORMAT, "%s: token %d: expected a text, found none", key, id);
     if (is_literal(v, id)) {
         memcpy(dst, s.p, s.n);
     } else {
         n = vocab_unmap(dst, s.p, s.n);
         if (n < 0)
             return err_set(err, ERR_FORMAT,
-                           "%s: token %d: expected byte-mapped characters, found \"%.*s\"", key,
-                           id, (int)MIN(s.n, (uint64_t)64), s.p);
+                           "%s: token %d: expected byte-mapped characters, found \"%.*s\"", key, id,
+                           (int)MIN(s.n, (uint64_t)64), s.p);
         v->longest = MAX(v->longest, (uint32_t)n);
     }
     if (n > VOCAB_PIECE_BYTES_MAX)
@@ -126,8 +129,9 @@ static int add_token(struct vocab *v, int32_t id, struct gguf_str s, struct err_
     v->at[id + 1] = v->at[id] + (uint32_t)n;
     uint32_t *slot = find_slot(v, dst, (size_t)n, is_literal(v, id));
     if (*slot)
-        return err_set(err, ERR_FORMAT, "%s: token %d: expected a text of its own, found that of token %u",
-                       key, id, *slot - 1);
+        return err_set(err, ERR_FORMAT,
+                       "%s: token %d: expected a text of its own, found that of token %u", key, id,
+                       *slot - 1);
     *slot = (uint32_t)id + 1;
     return OK;
 }

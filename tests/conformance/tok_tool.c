@@ -29,8 +29,8 @@ static json_t *encode(const struct tok *t, json_t *request) {
     struct tok_ids ids = {0};
     int rc = tok_encode(t, json_string_value(text), json_string_length(text),
                         trusted ? TOK_TRUSTED : TOK_PLAIN, &ids);
-    json_t *answer =
-        rc < 0 ? json_pack("{s:s}", "error", err_name(rc)) : json_pack("{s:o}", "ids", ids_json(&ids));
+    json_t *answer = rc < 0 ? json_pack("{s:s}", "error", err_name(rc))
+                            : json_pack("{s:o}", "ids", ids_json(&ids));
     tok_ids_deinit(&ids);
     return answer;
 }
@@ -97,10 +97,12 @@ static json_t *render(const struct tok *t, json_t *request) {
     struct chat_prompt p;
     const char *param;
     struct err_text err = {0};
-    int rc = chat_render((enum chat_family)json_integer_value(json_object_get(request, "family")), t,
-                         json_object_get(request, "messages"), json_object_get(request, "tools"), &o,
-                         &p, &param, &err);
-    if (rc < 0) return json_pack("{s:s, s:s, s:s}", "error", err.text, "param", param, "code", err_name(rc));
+    int rc = chat_render((enum chat_family)json_integer_value(json_object_get(request, "family")),
+                         t, json_object_get(request, "messages"), json_object_get(request, "tools"),
+                         &o, &p, &param, &err);
+    if (rc < 0)
+        return json_pack("{s:s, s:s, s:s}", "error", err.text, "param", param, "code",
+                         err_name(rc));
     json_t *answer = json_pack("{s:o, s:o, s:b}", "text", json_stringn(p.text, p.n_text), "ids",
                                ids_json(&p.ids), "in_reasoning", p.in_reasoning);
     chat_prompt_deinit(&p);

@@ -21,9 +21,10 @@ static void open_once(void) {
     if (tok) return;
     fixture_init(&fixture);
     if (fixture_open(&fixture, &tok, &err) < 0) abort();
-    tools = json_loads("[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":"
-                       "\"string\"},\"n\":{\"type\":\"integer\"}}}}}]",
-                       0, NULL);
+    tools =
+        json_loads("[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":"
+                   "\"string\"},\"n\":{\"type\":\"integer\"}}}}}]",
+                   0, NULL);
 }
 
 static void take(void *user, const struct text_delta *d) {

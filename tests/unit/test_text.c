@@ -161,12 +161,18 @@ static void calls_are_parsed_out_of_content(void **state) {
           "N0(f)A0({\"s\": \"a<b</arg_key></arg\"})");
     check(&thinking, "hm\n<tool_call>f</tool_call>", "R(hm)N0(f)A0({})");
     check(&thinking, "hm</think>\n\n<tool_call>f</tool_call>", "R(hm)N0(f)A0({})");
-    check(&chat_on, "<tool_call></tool_call>a<tool_call> <arg_key>k</arg_key><arg_value>v</arg_value></tool_call>b", "C(ab)");
+    check(&chat_on,
+          "<tool_call></tool_call>a<tool_call> "
+          "<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>b",
+          "C(ab)");
     check(&chat_on, "<tool_call>f<tool_call>g</tool_call>", "N0(g)A0({})");
-    check(&chat_on, "<tool_call>f<arg_key>s<arg_value>x</arg_value></tool_call>", "N0(f)A0({\"s\": \"x\"})");
+    check(&chat_on, "<tool_call>f<arg_key>s<arg_value>x</arg_value></tool_call>",
+          "N0(f)A0({\"s\": \"x\"})");
     check(&chat_on, "<tool_call>f<arg_key>s</arg_key></tool_call>a", "N0(f)A0({})C(a)");
-    check(&chat_on, "<tool_call>f<arg_key>s</arg_key><tool_call>g</tool_call>", "N0(f)A0({})N1(g)A1({})");
-    check(&chat_on, "<tool_call>bare<arg_key>s</arg_key><arg_value>1</arg_value></tool_call>", "N0(bare)A0({\"s\": \"1\"})");
+    check(&chat_on, "<tool_call>f<arg_key>s</arg_key><tool_call>g</tool_call>",
+          "N0(f)A0({})N1(g)A1({})");
+    check(&chat_on, "<tool_call>bare<arg_key>s</arg_key><arg_value>1</arg_value></tool_call>",
+          "N0(bare)A0({\"s\": \"1\"})");
     struct text_options no_tools = {.chat = true};
     check(&no_tools, "a <tool_call>f</tool_call>", "C(a <tool_call>f</tool_call>)");
 }
@@ -174,7 +180,8 @@ static void calls_are_parsed_out_of_content(void **state) {
 static void a_value_ends_where_it_was_meant_to(void **state) {
     UNUSED(state);
 #define ARG(v) "<tool_call>f<arg_key>s</arg_key><arg_value>" v "</arg_value></tool_call>"
-    check(&chat_on, ARG(" a\n\"q\"\\\t<x> é "), "N0(f)A0({\"s\": \" a\\n\\\"q\\\"\\\\\\t<x> é \"})");
+    check(&chat_on, ARG(" a\n\"q\"\\\t<x> é "),
+          "N0(f)A0({\"s\": \" a\\n\\\"q\\\"\\\\\\t<x> é \"})");
     check(&chat_on, ARG("a«</arg_value>»b"), "N0(f)A0({\"s\": \"a</arg_value>b\"})");
     check(&chat_on, ARG("a«</arg_value>»"), "N0(f)A0({\"s\": \"a</arg_value>\"})");
     check(&chat_on, ARG("a</arg_key><think>"), "N0(f)A0({\"s\": \"a</arg_key><think>\"})");
@@ -193,24 +200,38 @@ static void values_have_the_type_of_the_schema(void **state) {
     static const struct {
         const char *key, *text, *json;
     } cases[] = {
-        {"s", "3", "\"3\""},           {"s", "null", "\"null\""},
-        {"e", "1", "\"1\""},           {"n", " 3 ", "3"},
-        {"n", "three", "\"three\""},   {"n", "123456789012345678901234567890", "123456789012345678901234567890"},
-        {"b", "true", "true"},         {"b", "False", "false"},
-        {"o", "{'a': [1, None, (True,)], \"b\": 'it\\'s'}", "{\"a\": [1, null, [true]], \"b\": \"it's\"}"},
+        {"s", "3", "\"3\""},
+        {"s", "null", "\"null\""},
+        {"e", "1", "\"1\""},
+        {"n", " 3 ", "3"},
+        {"n", "three", "\"three\""},
+        {"n", "123456789012345678901234567890", "123456789012345678901234567890"},
+        {"b", "true", "true"},
+        {"b", "False", "false"},
+        {"o", "{'a': [1, None, (True,)], \"b\": 'it\\'s'}",
+         "{\"a\": [1, null, [true]], \"b\": \"it's\"}"},
         {"o", "{\"a\":1.50}", "{\"a\":1.50}"},
-        {"o", "{'a': }", "\"{'a': }\""}, {"o", "{1: 2}", "\"{1: 2}\""},
-        {"o", "[1", "\"[1\""},         {"o", "", "\"\""},
-        {"u", "null", "null"},         {"u", "5", "\"5\""},
-        {"u", "None", "\"None\""},     {"a", "5", "5"},
-        {"a", "x y", "\"x y\""},       {"a", "true", "\"true\""},
-        {"unknown", "5", "5"},         {"unknown", "x", "\"x\""},
-        {"unknown", "None", "\"None\""}, {"unknown", "[1, 2]", "[1, 2]"},
-        {"unknown", "\"q\"", "\"q\""}, {"unknown", " x\n", "\" x\\n\""},
+        {"o", "{'a': }", "\"{'a': }\""},
+        {"o", "{1: 2}", "\"{1: 2}\""},
+        {"o", "[1", "\"[1\""},
+        {"o", "", "\"\""},
+        {"u", "null", "null"},
+        {"u", "5", "\"5\""},
+        {"u", "None", "\"None\""},
+        {"a", "5", "5"},
+        {"a", "x y", "\"x y\""},
+        {"a", "true", "\"true\""},
+        {"unknown", "5", "5"},
+        {"unknown", "x", "\"x\""},
+        {"unknown", "None", "\"None\""},
+        {"unknown", "[1, 2]", "[1, 2]"},
+        {"unknown", "\"q\"", "\"q\""},
+        {"unknown", " x\n", "\" x\\n\""},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char fed[256], want[256];
-        snprintf(fed, sizeof fed, "<tool_call>f<arg_key>%s</arg_key><arg_value>%s</arg_value></tool_call>",
+        snprintf(fed, sizeof fed,
+                 "<tool_call>f<arg_key>%s</arg_key><arg_value>%s</arg_value></tool_call>",
                  cases[i].key, cases[i].text);
         snprintf(want, sizeof want, "N0(f)A0({\"%s\": %s})", cases[i].key, cases[i].json);
         check(&chat_on, fed, want);
@@ -260,8 +281,8 @@ static void without_chat_tags_are_text_and_control_tokens_are_nothing(void **sta
     struct seen s;
     struct text *x = open_text(&plain, &s);
     text_feed(x, tok_added(tok, "<|user|>"));
-    text_feed(x, 284);              /* the filler */
-    text_feed(x, tok_vocab(tok));   /* nothing */
+    text_feed(x, 284);            /* the filler */
+    text_feed(x, tok_vocab(tok)); /* nothing */
     text_feed(x, -1);
     text_end(x, false);
     assert_int_equal(s.deltas, 0);
@@ -341,14 +362,18 @@ static void half_code_points_wait_and_broken_ones_are_replaced(void **state) {
     check(&plain, "🐱é日", "C(🐱é日)");
     check(&plain, "a\xF0\x9F\x90", "C(a\xEF\xBF\xBD)");
     check(&plain, "\xF0\x9F<think>", "C(\xEF\xBF\xBD<think>)");
-    check(&plain, "\xE2\x82z\xFF\xC0\xAF\xED\xA0\x80", "C(\uFFFDz\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD)");
+    check(&plain, "\xE2\x82z\xFF\xC0\xAF\xED\xA0\x80",
+          "C(\uFFFDz\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD)");
     check(&thinking, "a\xF0\x9F</think>b", "R(a\uFFFD)C(b)");
     static const struct {
         const char *p;
         size_t complete;
-    } cases[] = {{"", 0},          {"a", 1},           {"a\xC3", 1},       {"a\xC3\xA9", 3},
-                 {"\xE2\x82", 0},  {"\xF0\x9F\x90", 0}, {"\xF0\x80", 2},    {"\x80\x80\x80\x80", 4},
-                 {"\xED\xA0", 2},  {"\xC0", 1},        {"\xF5\x80", 2},    {"\xE2\x82\xAC\xE2", 3}};
+    } cases[] = {{"", 0},         {"a", 1},
+                 {"a\xC3", 1},    {"a\xC3\xA9", 3},
+                 {"\xE2\x82", 0}, {"\xF0\x9F\x90", 0},
+                 {"\xF0\x80", 2}, {"\x80\x80\x80\x80", 4},
+                 {"\xED\xA0", 2}, {"\xC0", 1},
+                 {"\xF5\x80", 2}, {"\xE2\x82\xAC\xE2", 3}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         assert_int_equal(utf8_complete(cases[i].p, strlen(cases[i].p)), cases[i].complete);
 }
@@ -361,10 +386,41 @@ static uint64_t next(uint64_t *rng) {
     return *rng ^= *rng << 17;
 }
 
-static const char *const scraps[] = {
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
-    "</arg_value>", "<tool_response>", "f", "s", "n", "12", "true", "ab", "a", "b", "\n", " ", "<", "</", "<tool_", "</arg_",
-    "é", "🐱", "\xF0\x9F", "\x80", "\xE2\x82", "\"", "\\", "None", "stop", "st", "bab", "a name that is quite long "};
+static const char *const scraps[] = {"<think>",
+                                     "</think>",
+                                     "<tool_call>",
+                                     "</tool_call>",
+                                     "<arg_key>",
+                                     "</arg_key>",
+                                     "<arg_value>",
+                                     "</arg_value>",
+                                     "<tool_response>",
+                                     "f",
+                                     "s",
+                                     "n",
+                                     "12",
+                                     "true",
+                                     "ab",
+                                     "a",
+                                     "b",
+                                     "\n",
+                                     " ",
+                                     "<",
+                                     "</",
+                                     "<tool_",
+                                     "</arg_",
+                                     "é",
+                                     "🐱",
+                                     "\xF0\x9F",
+                                     "\x80",
+                                     "\xE2\x82",
+                                     "\"",
+                                     "\\",
+                                     "None",
+                                     "stop",
+                                     "st",
+                                     "bab",
+                                     "a name that is quite long "};
 
 static void random_options(uint64_t *rng, struct text_options *o) {
     static const char *const stops[] = {"stop", "bab", "é<"};

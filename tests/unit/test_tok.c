@@ -1,5 +1,7 @@
-/* tests/unit/test_tok.c: the tokenizer on the demonstration model and on a small built vocabulary. */
+/* tests/unit/test_tok.c: the tokenizer on the demonstration model and on a small built vocabulary.
+ */
 #include <jansson.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,8 +71,7 @@ static void golden_ids(const json_t *list, const char *key, enum tok_mode mode) 
 
 static void the_golden_texts_and_prompts_have_the_golden_ids(void **state) {
     UNUSED(state);
-    json_t *golden =
-        json_load_file(source_path("tests/golden/golden.json"), JSON_ALLOW_NUL, NULL);
+    json_t *golden = json_load_file(source_path("tests/golden/golden.json"), JSON_ALLOW_NUL, NULL);
     assert_non_null(golden);
     golden_ids(json_object_get(golden, "tokenizer"), "text", TOK_PLAIN);
     golden_ids(json_object_get(golden, "cases"), "prompt", TOK_TRUSTED);
@@ -158,9 +159,9 @@ static void merges_go_by_rank_then_from_the_left(void **state) {
     static const struct {
         const char *text;
         const char *pieces[8];
-    } cases[] = {{"aaa", {"aa", "a"}},        {"aaaaa", {"aaaa", "a"}},
-                 {"aab", {"a", "ab"}},        {"hello", {"hello"}},
-                 {"xhello", {"x", "hello"}},  {"  hell", {" ", " ", "hell"}},
+    } cases[] = {{"aaa", {"aa", "a"}},       {"aaaaa", {"aaaa", "a"}},
+                 {"aab", {"a", "ab"}},       {"hello", {"hello"}},
+                 {"xhello", {"x", "hello"}}, {"  hell", {" ", " ", "hell"}},
                  {"abcab", {"abc", "ab"}}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct tok_ids ids = {0};
@@ -185,7 +186,8 @@ static void long_words_and_long_runs_of_space_take_no_time(void **state) {
     UNUSED(state);
     size_t n = 4u << 20;
     char *text = malloc(n);
-    static const char *const units[] = {"a", "qzjxk", " ", "\n", " \n", "\xE3\x80\x80", "1", "!", "\xE4\xBD\xA0"};
+    static const char *const units[] = {"a", "qzjxk", " ",           "\n", " \n", "\xE3\x80\x80",
+                                        "1", "!",     "\xE4\xBD\xA0"};
     for (size_t i = 0; i < ARRAY_LEN(units); i++) {
         size_t unit = strlen(units[i]), len = n / unit * unit;
         for (size_t k = 0; k < len; k++) text[k] = units[i][k % unit];
@@ -205,7 +207,14 @@ static void long_words_and_long_runs_of_space_take_no_time(void **state) {
 
 static void invalid_utf8_is_refused(void **state) {
     UNUSED(state);
-    static const char *const bad[] = {"\x80", "a\xC3", "\xC0\x80", "\xED\xA0\x80", "\xF5\x80\x80\x80", "\xE2\x82", "\xF4\x90\x80\x80", "12345678\xFF"};
+    static const char *const bad[] = {"\x80",
+                                      "a\xC3",
+                                      "\xC0\x80",
+                                      "\xED\xA0\x80",
+                                      "\xF5\x80\x80\x80",
+                                      "\xE2\x82",
+                                      "\xF4\x90\x80\x80",
+                                      "12345678\xFF"};
     struct tok_ids ids = {0};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         assert_false(utf8_valid(bad[i], strlen(bad[i])));
@@ -232,6 +241,29 @@ static void end_tokens_are_the_keys_and_the_marks(void **state) {
     assert_int_equal(len, 0);
 }
 
+static void *encode_again_and_again(void *user) {
+    struct tok_ids *all = user;
+    static const char text[] =
+        "The capital of France is Paris, 12345!\n\n  \xE4\xBD\xA0\xE5\xA5\xBD";
+    for (int i = 0; i < 200; i++)
+        assert(tok_encode(tiny, text, strlen(text), TOK_PLAIN, all) == OK);
+    return NULL;
+}
+
+static void many_threads_may_encode_at_once(void **state) {
+    UNUSED(state);
+    pthread_t threads[4];
+    struct tok_ids ids[4] = {0};
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_again_and_again, &ids[i]), 0);
+    for (size_t i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(ids[i].n, ids[0].n);
+        assert_memory_equal(ids[i].ids, ids[0].ids, ids[0].n * sizeof *ids[0].ids);
+    }
+    for (size_t i = 0; i < 4; i++) tok_ids_deinit(&ids[i]);
+}
+
 /* ---- refusals ---- */
 
 static void refuse(struct fixture *f, const char *want) {
@@ -254,24 +286,59 @@ static void inconsistent_tables_are_refused_with_a_sentence(void **state) {
     char longest[3000];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
-    fixture_init(&f); f.model = "llama"; refuse(&f, "tokenizer.ggml.model: expected gpt2");
-    fixture_init(&f); f.model = NULL; refuse(&f, "found no such key");
-    fixture_init(&f); f.pre = "qwen2"; refuse(&f, "expected glm4 or chatglm-bpe, found \"qwen2\"");
-    fixture_init(&f); f.pre = NULL; refuse(&f, "tokenizer.ggml.pre");
-    fixture_init(&f); f.n_types--; refuse(&f, "expected 285 entries (as many as tokens), found 284");
-    fixture_init(&f); f.types[7] = 0; refuse(&f, "token 7: expected 1 to 6, found 0");
-    fixture_init(&f); f.types[7] = 7; refuse(&f, "token 7: expected 1 to 6, found 7");
-    fixture_init(&f); retext(&f, 258, ""); refuse(&f, "token 258: expected a text, found none");
-    fixture_init(&f); retext(&f, 258, "ab"); refuse(&f, "found that of token 256");
-    fixture_init(&f); retext(&f, 275, "<think>"); refuse(&f, "found that of token 274");
-    fixture_init(&f); retext(&f, 275, "hello"); refuse(&f, "token 275: expected a text of its own");
-    fixture_init(&f); retext(&f, 258, "a b"); refuse(&f, "expected byte-mapped characters");
-    fixture_init(&f); retext(&f, 258, "日"); refuse(&f, "expected byte-mapped characters");
-    fixture_init(&f); retext(&f, 258, longest); refuse(&f, "expected at most 2048 bytes");
-    fixture_init(&f); retext(&f, 65, "zzz"); refuse(&f, "none for byte 0x41");
-    fixture_init(&f); f.eos = 285; refuse(&f, "expected an id below 285, found 285");
-    fixture_init(&f); f.bos = 4000000000; refuse(&f, "tokenizer.ggml.bos_token_id");
-    static const char *const merges[] = {"ab", "a  b", "a b c", " ab", "ab ", " ", "", "a q", "q\x01 a", "zz a", "a 日"};
+    fixture_init(&f);
+    f.model = "llama";
+    refuse(&f, "tokenizer.ggml.model: expected gpt2");
+    fixture_init(&f);
+    f.model = NULL;
+    refuse(&f, "found no such key");
+    fixture_init(&f);
+    f.pre = "qwen2";
+    refuse(&f, "expected glm4 or chatglm-bpe, found \"qwen2\"");
+    fixture_init(&f);
+    f.pre = NULL;
+    refuse(&f, "tokenizer.ggml.pre");
+    fixture_init(&f);
+    f.n_types--;
+    refuse(&f, "expected 285 entries (as many as tokens), found 284");
+    fixture_init(&f);
+    f.types[7] = 0;
+    refuse(&f, "token 7: expected 1 to 6, found 0");
+    fixture_init(&f);
+    f.types[7] = 7;
+    refuse(&f, "token 7: expected 1 to 6, found 7");
+    fixture_init(&f);
+    retext(&f, 258, "");
+    refuse(&f, "token 258: expected a text, found none");
+    fixture_init(&f);
+    retext(&f, 258, "ab");
+    refuse(&f, "found that of token 256");
+    fixture_init(&f);
+    retext(&f, 275, "<think>");
+    refuse(&f, "found that of token 274");
+    fixture_init(&f);
+    retext(&f, 275, "hello");
+    refuse(&f, "token 275: expected a text of its own");
+    fixture_init(&f);
+    retext(&f, 258, "a b");
+    refuse(&f, "expected byte-mapped characters");
+    fixture_init(&f);
+    retext(&f, 258, "日");
+    refuse(&f, "expected byte-mapped characters");
+    fixture_init(&f);
+    retext(&f, 258, longest);
+    refuse(&f, "expected at most 2048 bytes");
+    fixture_init(&f);
+    retext(&f, 65, "zzz");
+    refuse(&f, "none for byte 0x41");
+    fixture_init(&f);
+    f.eos = 285;
+    refuse(&f, "expected an id below 285, found 285");
+    fixture_init(&f);
+    f.bos = 4000000000;
+    refuse(&f, "tokenizer.ggml.bos_token_id");
+    static const char *const merges[] = {"ab", "a  b", "a b c",   " ab",  "ab ", " ",
+                                         "",   "a q",  "q\x01 a", "zz a", "a 日"};
     for (size_t i = 0; i < ARRAY_LEN(merges); i++) {
         fixture_init(&f);
         f.merges[3] = merges[i];
@@ -304,6 +371,7 @@ int main(void) {
         cmocka_unit_test(merges_go_by_rank_then_from_the_left),
         cmocka_unit_test(long_words_and_long_runs_of_space_take_no_time),
         cmocka_unit_test(invalid_utf8_is_refused),
+        cmocka_unit_test(many_threads_may_encode_at_once),
         cmocka_unit_test(end_tokens_are_the_keys_and_the_marks),
         cmocka_unit_test(inconsistent_tables_are_refused_with_a_sentence),
         cmocka_unit_test(end_tokens_are_known_without_keys),

@@ -47,10 +47,16 @@ static inline void fixture_byte_token(struct fixture *f, int b, int *next) {
 }
 
 static inline void fixture_init(struct fixture *f) {
-    static const char *const pieces[] = {"ab", "abc", "aa", "aaaa", "he", "ll", "hell", "hello", "Ġh", "ĠĠ"};
-    static const char *const merges[] = {"a b", "ab c", "a a", "aa aa", "h e", "l l", "he ll", "hell o", "Ġ h", "Ġ Ġ"};
-    static const char *const control[] = {"<|endoftext|>", "[MASK]", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"};
-    static const char *const shown[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
+    static const char *const pieces[] = {"ab", "abc",  "aa",    "aaaa", "he",
+                                         "ll", "hell", "hello", "Ġh",   "ĠĠ"};
+    static const char *const merges[] = {"a b", "ab c",  "a a",    "aa aa", "h e",
+                                         "l l", "he ll", "hell o", "Ġ h",   "Ġ Ġ"};
+    static const char *const control[] = {"<|endoftext|>", "[MASK]",         "[gMASK]",
+                                          "<sop>",         "<|system|>",     "<|user|>",
+                                          "<|assistant|>", "<|observation|>"};
+    static const char *const shown[] = {
+        "<think>",          "</think>",  "<tool_call>", "</tool_call>", "<tool_response>",
+        "</tool_response>", "<arg_key>", "</arg_key>",  "<arg_value>",  "</arg_value>"};
     *f = (struct fixture){.model = "gpt2", .pre = "glm4", .eos = 266, .eot = 271, .bos = 268};
     int next = 0x100;
     for (int b = 0; b < 256; b++) fixture_byte_token(f, b, &next);
@@ -66,8 +72,12 @@ static inline void fixture_deinit(struct fixture *f) {
     buf_deinit(&f->file);
 }
 
-static inline void put_u32(struct fixture *f, uint32_t v) { buf_add(&f->file, (char *)&v, 4); }
-static inline void put_u64(struct fixture *f, uint64_t v) { buf_add(&f->file, (char *)&v, 8); }
+static inline void put_u32(struct fixture *f, uint32_t v) {
+    buf_add(&f->file, (char *)&v, 4);
+}
+static inline void put_u64(struct fixture *f, uint64_t v) {
+    buf_add(&f->file, (char *)&v, 8);
+}
 static inline void put_str(struct fixture *f, const char *s) {
     put_u64(f, strlen(s));
     buf_add_str(&f->file, s);
