@@ -26,6 +26,8 @@ struct client {
     uv_loop_t *loop;
     struct http_buf in;
     bool eof, reset;
+    bool busy;      /* do not wait for bytes: the test has something else to turn */
+    bool head_only; /* answers have no body whatever their lines say */
 };
 
 static double now_s(void) {
@@ -69,8 +71,10 @@ static void client_turn(struct client *c) {
     if (n < 0 && !c->eof && errno == ECONNRESET) c->eof = c->reset = true;
     struct pollfd p[2] = {{.fd = c->eof ? -1 : c->fd, .events = POLLIN},
                           {.fd = uv_backend_fd(c->loop), .events = POLLIN}};
+    uv_run(c->loop, UV_RUN_NOWAIT); /* libuv tells the kernel of new watchers when it polls next */
     int timeout = uv_backend_timeout(c->loop);
-    poll(p, 2, timeout < 0 || timeout > 1000 ? 1000 : timeout);
+    if (c->busy) timeout = 0;
+    poll(p, 2, timeout < 0 || timeout > 20 ? 20 : timeout);
 }
 
 static void client_send_n(struct client *c, const char *p, size_t n) {
@@ -111,6 +115,7 @@ static size_t client_answer(const struct client *c) {
     const char *end = strstr(c->in.p, "\r\n\r\n");
     if (!end) return 0;
     size_t head = (size_t)(end - c->in.p) + 4;
+    if (c->head_only) return head;
     const char *length = strcasestr(c->in.p, "\r\nContent-Length: ");
     if (length && length < end) {
         size_t n = head + strtoull(length + 18, NULL, 10);

@@ -115,7 +115,8 @@ static void send_new(struct client *c, const char *path, const char *body) {
 
 /* Ticks the engine until the answer is complete. */
 static int finish_status(struct client *c) {
-    CLIENT_WAIT(c, (fake_tick(&engine), client_answer(c) || c->eof));
+    CLIENT_WAIT(c, (fake_tick(&engine), c->busy = fake_living(&engine),
+                    client_answer(c) || c->eof));
     return client_status(c);
 }
 
@@ -571,7 +572,7 @@ static char *long_chat(bool stream) {
     struct http_buf b = {0};
     http_buf_printf(&b, "{\"stream\":%s,\"n\":2,\"messages\":[{\"role\":\"user\",\"content\":\"",
                     stream ? "true" : "false");
-    for (int i = 0; i < 3000; i++) http_buf_puts(&b, "word ");
+    for (int i = 0; i < 1750; i++) http_buf_puts(&b, "word ");
     http_buf_puts(&b, "\"}]}");
     return b.p;
 }
@@ -739,6 +740,7 @@ static int ask_raw(const char *method, const char *target, const char *lines) {
     char text[512];
     snprintf(text, sizeof text, "%s %s HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n%s\r\n{}", method,
              target, lines);
+    c.head_only = !strcmp(method, "HEAD");
     client_send(&c, text);
     int status = finish_status(&c);
     client_close(&c);
