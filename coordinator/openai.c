@@ -19,11 +19,15 @@ int openai_fail(struct openai_error *e, int code, int status, const char *error_
     *e = (struct openai_error){.status = status, .code = error_code};
     e->type = status >= 500 ? "server_error" : "invalid_request_error";
     snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    char raw[sizeof e->message], clean[3 * sizeof e->message + 1];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(e->message, sizeof e->message, fmt, ap);
+    vsnprintf(raw, sizeof raw, fmt, ap);
     va_end(ap);
-    e->message[utf8_complete(e->message, strlen(e->message))] = 0;
+    size_t n = utf8_scrub(clean, raw, strlen(raw)); /* %.200s may cut a code point */
+    n = MIN(n, sizeof e->message - 1);
+    memcpy(e->message, clean, n);
+    e->message[utf8_complete(e->message, n)] = 0;
     e->param[utf8_complete(e->param, strlen(e->param))] = 0;
     return code;
 }
