@@ -67,15 +67,18 @@ packages_need() {
         die 2 "apt-get could not install: ${install[*]}"
 }
 
-# build_programs DIR: sets DIR up if it is not, and builds the programs (not the tests) in it. What
-# meson and the compiler say goes to DIR/programs.log, and to stderr when they fail.
+gpu_here() { compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null; }
+
+# build_programs DIR [octavo-worker-cuda]: sets DIR up if it is not, and builds the programs (not the
+# tests) in it; the CUDA worker, which takes minutes to compile, only when asked for and when DIR has
+# one. What meson and the compiler say goes to DIR/programs.log, and to stderr when they fail.
 build_programs() {
     local dir=$1 log=$1/programs.log targets=(octavo octavo-worker)
     mkdir -p "$dir"
     {
         { [[ -f $dir/build.ninja ]] || meson setup "$dir" "$top" -Dtests=false; } &&
             ninja -C "$dir" build.ninja &&
-            { ! ninja -C "$dir" -t query octavo-worker-cuda || targets+=(octavo-worker-cuda); } &&
+            { [[ -z ${2-} ]] || ! ninja -C "$dir" -t query "$2" || targets+=("$2"); } &&
             ninja -C "$dir" "${targets[@]}"
     } >"$log" 2>&1 || {
         tail -n 40 "$log" >&2
