@@ -4,11 +4,11 @@
  * Called by: api_chat.c, api_text.c through api_generate; the engine, through on_event.
  * Fails how: before the first byte of the answer an error is a status; after it, an event
  * `data: {"error":{…}}` is the last of the stream.
- * Limits: LIMIT_SEQUENCES choices.  Tested by: tests/unit/test_api.c
+ * Limits: LIMIT_SEQUENCES choices, LIMIT_ANSWER_BYTES of an answer that is not streamed.  Tested by: tests/unit/test_api.c
  *
- * The head of a stream is written with the first token, not at admission: a request that dies while
- * it waits (the model will not load, say) can still be answered with a status that a client
- * understands. Whatever ends a choice, its last chunk waits for the engine's ENGINE_FINISHED, so
+ * The head of a stream is written with the first token or, while that is long in coming, with a
+ * comment after LIMIT_QUIET_SECONDS, not at admission: a request that dies soon can still be answered
+ * with a status that a client understands. Whatever ends a choice, its last chunk waits for the engine's ENGINE_FINISHED, so
  * that usage is what was really computed.
  */
 #include "coordinator/api_job.h"
@@ -114,11 +114,24 @@ static void put_usage(struct api_job *j) {
                     (long long)cached, (long long)reasoning);
 }
 
+static void stream_begin(struct api_job *j) {
+    if (j->streaming) return;
+    j->streaming = true;
+    http_stream_begin(j->work.x, 200, "text/event-stream; charset=utf-8");
+}
+
+/* A stream that waits long (a model that loads, a long prompt, a rank that restarts) sends comments,
+ * which clients skip, so that nothing on the way takes it for dead. */
+static void job_beat(struct api_work *w, uint64_t now_ms) {
+    struct api_job *j = job_of(w);
+    if (!j->req.stream || now_ms - j->written_ms < LIMIT_QUIET_SECONDS * 1000) return;
+    j->written_ms = now_ms;
+    stream_begin(j);
+    http_stream_write(w->x, ": waiting\n\n", 11);
+}
+
 void api_event_begin(struct api_job *j) {
-    if (!j->streaming) {
-        j->streaming = true;
-        http_stream_begin(j->work.x, 200, "text/event-stream; charset=utf-8");
-    }
+    stream_begin(j);
     http_buf_clear(&j->out);
     http_buf_puts(&j->out, "data: ");
     put_opening(j, j->shape->chunk_object);
@@ -127,6 +140,7 @@ void api_event_begin(struct api_job *j) {
 /* A refused write is not acted on: the client's end comes as on_gone, from the loop. */
 void api_event_end(struct api_job *j) {
     http_buf_puts(&j->out, j->req.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    j->written_ms = uv_now(j->work.api->loop);
     http_stream_write(j->work.x, j->out.p, j->out.n);
 }
 
@@ -165,6 +179,12 @@ static void choice_start(struct api_choice *c) {
     c->job->shape->start(c);
 }
 
+static size_t gathered(const struct api_choice *c) {
+    size_t n = c->content.n + c->reasoning.n + c->calls.n;
+    for (size_t k = 0; k < ARRAY_LEN(c->lp); k++) n += c->lp[k].n;
+    return n;
+}
+
 static void on_token(struct api_choice *c, const struct msg_token *t) {
     if (c->stopped) return; /* sampled before the engine heard of the stop string */
     c->n_output++;
@@ -173,6 +193,11 @@ static void on_token(struct api_choice *c, const struct msg_token *t) {
     if (text_feed(c->text, t->token)) {
         c->stopped = true;
         engine_finish(c->job->work.api->engine, c->id);
+    } else if (gathered(c) > LIMIT_ANSWER_BYTES / (size_t)c->job->n_choices) {
+        struct openai_error e;
+        openai_fail(&e, ERR_LIMIT, 400, "answer_too_large", NULL,
+                    "The answer is too large to be sent whole; ask for a stream.");
+        job_fail(c->job, &e);
     }
 }
 
@@ -314,6 +339,7 @@ void api_generate(struct http_exchange *x, enum openai_kind kind, const struct a
     j->kind = kind;
     j->shape = shape;
     j->created = (int64_t)time(NULL);
+    j->written_ms = uv_now(a->loop);
     uint64_t r[2];
     api_random(r, sizeof r);
     snprintf(j->id, sizeof j->id, "%s%016llx%08llx", shape->id_prefix, (unsigned long long)r[0],
@@ -322,5 +348,6 @@ void api_generate(struct http_exchange *x, enum openai_kind kind, const struct a
     j->work.proceed = job_proceed;
     j->work.cancel = job_cancel;
     j->work.free = job_free;
+    j->work.beat = job_beat;
     api_work_start(&j->work, x);
 }

@@ -30,7 +30,8 @@ struct api {
     int n_keys;
     struct http_server *http;
     int64_t started; /* seconds since 1970, "created" of the model */
-    bool draining, stopping, http_closed;
+    uv_timer_t timer; /* beats of quiet streams */
+    bool draining, stopping, http_closed, timer_closed;
     struct api_work *works; /* doubly linked */
     int n_works;
     size_t body_bytes; /* of bodies that works hold */
@@ -53,10 +54,12 @@ struct api_work {
     void (*proceed)(struct api_work *w); /* loop: prepared without error; client still there */
     void (*cancel)(struct api_work *w);  /* loop: client has left; free follows */
     void (*free)(struct api_work *w);
+    void (*beat)(struct api_work *w, uint64_t now_ms); /* may be NULL */
 };
 
 void api_work_start(struct api_work *w, struct http_exchange *x);
 void api_work_end(struct api_work *w); /* the answer is complete */
+void api_beat(struct api *a);          /* once in a while */
 void api_answer_error(struct http_exchange *x, const struct api *a, const struct openai_error *e);
 void api_answer_json(struct http_exchange *x, int status, const struct http_buf *b);
 struct api *api_of(struct http_exchange *x);
@@ -101,6 +104,7 @@ struct api_job {
     int n_choices, n_open;
     struct api_choice *choices;
     bool streaming; /* the head of the stream is out */
+    uint64_t written_ms; /* last sign of life */
     char id[40];
     int64_t created;
     struct http_buf out; /* one event, or the whole answer */

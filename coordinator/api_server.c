@@ -141,6 +141,16 @@ static void api_free(struct api *a) {
     free(a);
 }
 
+static void on_timer(uv_timer_t *t) {
+    api_beat(t->data);
+}
+
+static void on_timer_closed(uv_handle_t *h) {
+    struct api *a = h->data;
+    a->timer_closed = true;
+    api_check_done(a);
+}
+
 int api_start(struct api **out, uv_loop_t *loop, struct engine *engine, const struct tok *tok,
               enum chat_family family, const struct api_options *o, struct err_text *err) {
     json_object_seed(0); /* before threads do it at the same time */
@@ -168,6 +178,9 @@ int api_start(struct api **out, uv_loop_t *loop, struct engine *engine, const st
         api_free(a);
         return rc;
     }
+    uv_timer_init(loop, &a->timer);
+    a->timer.data = a;
+    uv_timer_start(&a->timer, on_timer, 1000, 1000);
     *out = a;
     return OK;
 }
@@ -188,7 +201,7 @@ void api_drain(struct api *a) {
 
 /* Pool threads may still work on requests whose clients are gone. */
 bool api_check_done(struct api *a) {
-    if (!a->stopping || !a->http_closed || a->n_works) return false;
+    if (!a->stopping || !a->http_closed || !a->timer_closed || a->n_works) return false;
     void (*done)(void *) = a->done;
     void *user = a->done_user;
     api_free(a);
@@ -207,5 +220,6 @@ void api_stop(struct api *a, void (*done)(void *user), void *user) {
     a->draining = a->stopping = true;
     a->done = done;
     a->done_user = user;
+    uv_close((uv_handle_t *)&a->timer, on_timer_closed);
     http_close(a->http, on_http_closed, a);
 }

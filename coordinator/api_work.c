@@ -86,6 +86,12 @@ static void on_gone(void *user) {
     work_free(w);
 }
 
+void api_beat(struct api *a) {
+    uint64_t now_ms = uv_now(a->loop);
+    for (struct api_work *w = a->works; w; w = w->next)
+        if (w->beat && w->x && !w->in_pool) w->beat(w, now_ms);
+}
+
 static void prepared(struct api_work *w) {
     w->api->body_bytes -= w->n_body;
     free(w->body);

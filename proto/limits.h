@@ -44,6 +44,8 @@
 #define LIMIT_LINGER_SECONDS     2           /* after the last answer, for the client to close */
 #define LIMIT_STALL_SECONDS      120         /* unsent bytes and no progress */
 
+#define LIMIT_QUIET_SECONDS      15          /* of a stream before a comment says that it lives */
+#define LIMIT_ANSWER_BYTES       (256u << 20) /* gathered for one answer that is not streamed */
 #define LIMIT_API_KEYS           1024
 #define LIMIT_API_KEY_BYTES      512
 

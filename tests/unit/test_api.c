@@ -639,6 +639,23 @@ static void a_slow_reader_is_cancelled_and_others_go_on(void **state) {
     client_close(&slow);
 }
 
+static void a_quiet_stream_says_that_it_lives(void **state) {
+    UNUSED(state);
+    struct client c;
+    send_new(&c, CHAT, "{" HELLO ",\"stream\":true}");
+    CLIENT_WAIT(&c, engine.n_submitted == 1);
+    api_beat(api);
+    uv_run(&loop, UV_RUN_NOWAIT);
+    assert_int_equal(c.in.n, 0);
+    ((struct api_job *)api->works)->written_ms -= LIMIT_QUIET_SECONDS * 1000;
+    api_beat(api);
+    CLIENT_WAIT(&c, client_has(&c, "\r\n\r\nb\r\n: waiting\n\n\r\n"));
+    engine.error_at = 0; /* a status can no longer say it */
+    assert_int_equal(finish_status(&c), 200);
+    assert_true(client_has(&c, "data: {\"error\":{\"message\":\"worker/3 died"));
+    client_close(&c);
+}
+
 /* ---- looking ---------------------------------------------------------------------------------- */
 
 static void health_tells_the_state(void **state) {
@@ -831,6 +848,7 @@ int main(int argc, char **argv) {
         API_TEST(long_prompts_are_prepared_on_the_pool_and_answered),
         API_TEST(stopping_with_requests_on_the_pool_and_in_the_engine_frees_all),
         API_TEST(a_slow_reader_is_cancelled_and_others_go_on),
+        API_TEST(a_quiet_stream_says_that_it_lives),
         API_TEST(health_tells_the_state),
         API_TEST(models_and_workers_are_listed),
         API_TEST(the_tokenizer_can_be_asked),
