@@ -4,9 +4,9 @@
  * GET /v1/models, /v1/models/{id}, /v1/workers, /health, /health/live, /health/ready, /version,
  * /metrics. With keys, all but the three health routes need "Authorization: Bearer KEY".
  *
- * Owns: the HTTP server, requests in progress, the keys.  Called by: cmd_serve.c on the loop thread.
- * Fails how: api_start gives ERR_SETUP and a sentence; afterwards every fault is an answer to one
- * client.  Tested by: tests/unit/test_api.c
+ * Owns: the HTTP server, requests in progress, the keys.  Called by: cmd_serve.c on the loop
+ * thread. Fails how: api_start gives ERR_SETUP and a sentence; afterwards every fault is an answer
+ * to one client.  Tested by: tests/unit/test_api.c
  */
 #ifndef OCTAVO_COORDINATOR_API_H
 #define OCTAVO_COORDINATOR_API_H
@@ -35,8 +35,8 @@ void api_options_init(struct api_options *o);
 /* general.sampling.* of the file, where given. */
 void api_options_from_gguf(struct api_options *o, const struct gguf *g);
 
-/* Listens and serves. May be called while the engine is still loading: requests wait. engine and tok
- * must outlive the api; strings of o are copied. ERR_SETUP with a sentence. */
+/* Listens and serves. May be called while the engine is still loading: requests wait. engine and
+ * tok must outlive the api; strings of o are copied. ERR_SETUP with a sentence. */
 int api_start(struct api **out, uv_loop_t *loop, struct engine *engine, const struct tok *tok,
               enum chat_family family, const struct api_options *o, struct err_text *err);
 int api_port(const struct api *a);

@@ -37,7 +37,8 @@ static int chat_prompts(struct api_job *j, struct openai_error *e) {
     return OK;
 }
 
-/* ---- log-probabilities ------------------------------------------------------------------------ */
+/* ---- log-probabilities ------------------------------------------------------------------------
+ */
 
 static void put_token(struct http_buf *b, const struct tok *t, int32_t token, double logprob) {
     size_t n;
@@ -80,7 +81,8 @@ static void put_logprobs(struct api_choice *c, struct http_buf *b) {
     http_buf_clear(&c->lp[0]);
 }
 
-/* ---- a stream --------------------------------------------------------------------------------- */
+/* ---- a stream ---------------------------------------------------------------------------------
+ */
 
 static void chunk_begin(struct api_choice *c) {
     api_event_begin(c->job);
@@ -111,7 +113,8 @@ static void chat_end(struct api_choice *c) {
 static void put_call_head(struct http_buf *b, const char *name, size_t n) {
     uint64_t r[2];
     api_random(r, sizeof r);
-    http_buf_printf(b, "\"id\":\"call_%016llx%08llx\",\"type\":\"function\",\"function\":{\"name\":",
+    http_buf_printf(b,
+                    "\"id\":\"call_%016llx%08llx\",\"type\":\"function\",\"function\":{\"name\":",
                     (unsigned long long)r[0], (unsigned long long)(r[1] >> 32));
     http_buf_json(b, name, n);
     http_buf_puts(b, ",\"arguments\":");
@@ -143,7 +146,8 @@ static void stream_delta(struct api_choice *c, const struct text_delta *d) {
     chunk_end(c, true);
 }
 
-/* ---- one answer ------------------------------------------------------------------------------- */
+/* ---- one answer -------------------------------------------------------------------------------
+ */
 
 /* The call whose arguments are being gathered (in `content` order they follow its name) is closed
  * before the next begins. */
@@ -158,8 +162,12 @@ static void close_call(struct api_choice *c, struct http_buf *args) {
 static void gather_delta(struct api_choice *c, const struct text_delta *d) {
     struct http_buf *args = &c->lp[1];
     switch (d->kind) {
-    case TEXT_REASONING: http_buf_put(&c->reasoning, d->s, d->n); break;
-    case TEXT_CONTENT: http_buf_put(&c->content, d->s, d->n); break;
+    case TEXT_REASONING:
+        http_buf_put(&c->reasoning, d->s, d->n);
+        break;
+    case TEXT_CONTENT:
+        http_buf_put(&c->content, d->s, d->n);
+        break;
     case TEXT_TOOL_NAME:
         close_call(c, args);
         http_buf_puts(&c->calls, c->n_calls++ ? ",{" : "{");

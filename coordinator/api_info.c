@@ -20,7 +20,8 @@ static void put_string(struct http_buf *b, const char *s) { /* s comes from outs
     http_buf_json(b, clean, utf8_scrub(clean, s, strnlen(s, 512)));
 }
 
-/* ---- models ----------------------------------------------------------------------------------- */
+/* ---- models -----------------------------------------------------------------------------------
+ */
 
 static void put_model(struct http_buf *b, const struct api *a) {
     http_buf_puts(b, "{\"id\":");
@@ -53,7 +54,8 @@ void api_model(struct http_exchange *x, void *user) {
     answer(x, 200, &b);
 }
 
-/* ---- health ----------------------------------------------------------------------------------- */
+/* ---- health -----------------------------------------------------------------------------------
+ */
 
 static void answer_health(struct http_exchange *x, bool ok, const char *state, const char *why) {
     struct http_buf b = {0};
@@ -82,9 +84,9 @@ void api_ready(struct http_exchange *x, void *user) {
 }
 
 static void put_worker(struct http_buf *b, const struct engine_worker *w) {
-    http_buf_printf(b, "{\"rank\":%d,\"pid\":%lld,\"start_time\":%llu,\"state\":\"%s\",\"device\":",
-                    w->rank, (long long)w->pid, (unsigned long long)w->start_time,
-                    worker_state_name(w->state));
+    http_buf_printf(
+        b, "{\"rank\":%d,\"pid\":%lld,\"start_time\":%llu,\"state\":\"%s\",\"device\":", w->rank,
+        (long long)w->pid, (unsigned long long)w->start_time, worker_state_name(w->state));
     put_string(b, w->device);
     http_buf_printf(b, ",\"last_step\":%llu,\"age_ms\":", (unsigned long long)w->last_step);
     if (w->age_us == UINT64_MAX)
@@ -122,12 +124,13 @@ void api_version(struct http_exchange *x, void *user) {
     answer(x, 200, &b);
 }
 
-/* ---- metrics ---------------------------------------------------------------------------------- */
+/* ---- metrics ----------------------------------------------------------------------------------
+ */
 
 static void put_metric(struct http_buf *b, const char *name, const char *kind, const char *help,
                        double v) {
-    http_buf_printf(b, "# HELP octavo_%s %s\n# TYPE octavo_%s %s\noctavo_%s %.15g\n", name, help, name,
-                    kind, name, v);
+    http_buf_printf(b, "# HELP octavo_%s %s\n# TYPE octavo_%s %s\noctavo_%s %.15g\n", name, help,
+                    name, kind, name, v);
 }
 
 void api_metrics(struct http_exchange *x, void *user) {

@@ -4,12 +4,13 @@
  * Called by: api_chat.c, api_text.c through api_generate; the engine, through on_event.
  * Fails how: before the first byte of the answer an error is a status; after it, an event
  * `data: {"error":{…}}` is the last of the stream.
- * Limits: LIMIT_SEQUENCES choices, LIMIT_ANSWER_BYTES of an answer that is not streamed.  Tested by: tests/unit/test_api.c
+ * Limits: LIMIT_SEQUENCES choices, LIMIT_ANSWER_BYTES of an answer that is not streamed.  Tested
+ * by: tests/unit/test_api.c
  *
  * The head of a stream is written with the first token or, while that is long in coming, with a
- * comment after LIMIT_QUIET_SECONDS, not at admission: a request that dies soon can still be answered
- * with a status that a client understands. Whatever ends a choice, its last chunk waits for the engine's ENGINE_FINISHED, so
- * that usage is what was really computed.
+ * comment after LIMIT_QUIET_SECONDS, not at admission: a request that dies soon can still be
+ * answered with a status that a client understands. Whatever ends a choice, its last chunk waits
+ * for the engine's ENGINE_FINISHED, so that usage is what was really computed.
  */
 #include "coordinator/api_job.h"
 
@@ -21,7 +22,8 @@ static struct api_job *job_of(struct api_work *w) {
     return (struct api_job *)w;
 }
 
-/* ---- life ------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------
+ */
 
 static void job_prepare(struct api_work *w) {
     struct api_job *j = job_of(w);
@@ -32,11 +34,12 @@ static void job_prepare(struct api_work *w) {
     assert(j->n_prompts > 0);
     for (int i = 0; i < j->n_prompts; i++)
         if ((int64_t)j->prompts[i].n >= w->api->o.context) {
-            openai_fail(&w->err, ERR_LIMIT, 400, "context_length_exceeded",
-                        j->kind == OPENAI_CHAT ? "messages" : "prompt",
-                        "This model's maximum context length is %lld tokens, but the prompt has %zu "
-                        "tokens. Please shorten it.",
-                        (long long)w->api->o.context, j->prompts[i].n);
+            openai_fail(
+                &w->err, ERR_LIMIT, 400, "context_length_exceeded",
+                j->kind == OPENAI_CHAT ? "messages" : "prompt",
+                "This model's maximum context length is %lld tokens, but the prompt has %zu "
+                "tokens. Please shorten it.",
+                (long long)w->api->o.context, j->prompts[i].n);
             return;
         }
 }
@@ -86,7 +89,8 @@ static void job_fail(struct api_job *j, const struct openai_error *e) {
     api_work_end(&j->work);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------
+ */
 
 static void put_opening(struct api_job *j, const char *object) {
     http_buf_printf(&j->out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", j->id,
@@ -120,8 +124,8 @@ static void stream_begin(struct api_job *j) {
     http_stream_begin(j->work.x, 200, "text/event-stream; charset=utf-8");
 }
 
-/* A stream that waits long (a model that loads, a long prompt, a rank that restarts) sends comments,
- * which clients skip, so that nothing on the way takes it for dead. */
+/* A stream that waits long (a model that loads, a long prompt, a rank that restarts) sends
+ * comments, which clients skip, so that nothing on the way takes it for dead. */
 static void job_beat(struct api_work *w, uint64_t now_ms) {
     struct api_job *j = job_of(w);
     if (!j->req.stream || now_ms - j->written_ms < LIMIT_QUIET_SECONDS * 1000) return;
@@ -171,7 +175,8 @@ static void job_answer(struct api_job *j) {
     api_work_end(&j->work);
 }
 
-/* ---- events ----------------------------------------------------------------------------------- */
+/* ---- events -----------------------------------------------------------------------------------
+ */
 
 static void choice_start(struct api_choice *c) {
     if (c->started) return;
@@ -205,8 +210,8 @@ static void on_failed(struct api_choice *c, const struct engine_event *ev) {
     struct openai_error e;
     struct engine_status st;
     engine_status(c->job->work.api->engine, &st);
-    bool later = ev->reason == ENGINE_CANCELLED || st.state == ENGINE_DRAINING ||
-                 st.state == ENGINE_FAILED;
+    bool later =
+        ev->reason == ENGINE_CANCELLED || st.state == ENGINE_DRAINING || st.state == ENGINE_FAILED;
     openai_fail(&e, ERR_STATE, later ? 503 : 500, NULL, NULL, "%s",
                 ev->error && *ev->error ? ev->error : "The request was ended by the server.");
     job_fail(c->job, &e);
@@ -230,9 +235,7 @@ static void on_finished(struct api_choice *c, const struct engine_event *ev) {
     c->n_prompt = ev->n_prompt;
     c->n_cached = ev->n_cached;
     c->n_reasoning = text_reasoning_tokens(c->text);
-    c->finish_reason = truncated                   ? "length"
-                       : text_calls(c->text) > 0 ? "tool_calls"
-                                                   : "stop";
+    c->finish_reason = truncated ? "length" : text_calls(c->text) > 0 ? "tool_calls" : "stop";
     if (j->req.stream) j->shape->end(c);
     if (--j->n_open == 0) job_answer(j);
 }
@@ -251,7 +254,8 @@ static void on_delta(void *user, const struct text_delta *d) {
     c->job->shape->delta(c, d);
 }
 
-/* ---- submission ------------------------------------------------------------------------------- */
+/* ---- submission -------------------------------------------------------------------------------
+ */
 
 static int choice_submit(struct api_choice *c, struct openai_error *e) {
     struct api_job *j = c->job;
@@ -283,7 +287,9 @@ static int choice_submit(struct api_choice *c, struct openai_error *e) {
     };
     q.sampling.seed += (uint64_t)(c->index % r->n);
     switch (engine_submit(a->engine, &q, &c->id)) {
-    case OK: c->submitted = true; return OK;
+    case OK:
+        c->submitted = true;
+        return OK;
     case ERR_LIMIT:
         return openai_fail(e, ERR_LIMIT, 400, "context_length_exceeded", NULL,
                            "This model's maximum context length is %lld tokens; the prompt's %zu "

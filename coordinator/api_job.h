@@ -29,7 +29,7 @@ struct api {
     char **keys;
     int n_keys;
     struct http_server *http;
-    int64_t started; /* seconds since 1970, "created" of the model */
+    int64_t started;  /* seconds since 1970, "created" of the model */
     uv_timer_t timer; /* beats of quiet streams */
     bool draining, stopping, http_closed, timer_closed;
     struct api_work *works; /* doubly linked */
@@ -40,7 +40,8 @@ struct api {
     void *done_user;
 };
 
-/* What chat, text and the small routes share: a body to be worked on, an exchange to be answered. */
+/* What chat, text and the small routes share: a body to be worked on, an exchange to be answered.
+ */
 struct api_work {
     struct api *api;
     struct http_exchange *x; /* NULL: the client has left */
@@ -49,7 +50,7 @@ struct api_work {
     bool in_pool;
     char *body;
     size_t n_body;
-    struct openai_error err; /* status 0: none */
+    struct openai_error err;             /* status 0: none */
     void (*prepare)(struct api_work *w); /* pool thread or loop: touches only this work */
     void (*proceed)(struct api_work *w); /* loop: prepared without error; client still there */
     void (*cancel)(struct api_work *w);  /* loop: client has left; free follows */
@@ -74,15 +75,16 @@ int api_push_prefix(const struct tok *t, struct tok_ids *ids);
 int api_encode_text(const struct tok *t, const char *text, size_t n, bool prefix,
                     struct tok_ids *ids);
 
-/* ---- generation: one choice is one engine request ---------------------------------------------- */
+/* ---- generation: one choice is one engine request ----------------------------------------------
+ */
 
 struct api_choice {
     struct api_job *job;
     int index;
     uint64_t id; /* engine's */
     bool submitted, finished;
-    bool stopped;    /* a stop string is complete: later tokens are not shown */
-    bool started;    /* its first chunk is written */
+    bool stopped; /* a stop string is complete: later tokens are not shown */
+    bool started; /* its first chunk is written */
     struct text *text;
     int32_t n_output, n_prompt, n_cached, n_reasoning;
     const char *finish_reason;
@@ -90,7 +92,7 @@ struct api_choice {
     int n_calls, open_call;
     struct http_buf lp[4]; /* log-probabilities not written yet: chat [0]; text tokens, logprobs,
                               top, offsets */
-    int64_t offset;  /* characters so far, for text_offset */
+    int64_t offset;        /* characters so far, for text_offset */
 };
 
 struct api_job {
@@ -103,7 +105,7 @@ struct api_job {
     bool in_reasoning;
     int n_choices, n_open;
     struct api_choice *choices;
-    bool streaming; /* the head of the stream is out */
+    bool streaming;      /* the head of the stream is out */
     uint64_t written_ms; /* last sign of life */
     char id[40];
     int64_t created;
@@ -115,10 +117,10 @@ struct api_shape {
     const char *id_prefix, *object, *chunk_object;
     int (*prompts)(struct api_job *j, struct openai_error *e); /* pool thread */
     void (*delta)(struct api_choice *c, const struct text_delta *d);
-    void (*start)(struct api_choice *c);                       /* first chunk of a stream */
+    void (*start)(struct api_choice *c); /* first chunk of a stream */
     void (*logprob)(struct api_choice *c, const struct msg_token *t);
-    void (*end)(struct api_choice *c);                         /* last chunk of a choice */
-    void (*whole)(struct api_choice *c);                       /* into job->out */
+    void (*end)(struct api_choice *c);   /* last chunk of a choice */
+    void (*whole)(struct api_choice *c); /* into job->out */
 };
 
 void api_generate(struct http_exchange *x, enum openai_kind kind, const struct api_shape *shape);

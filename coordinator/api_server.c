@@ -32,7 +32,8 @@ const struct http_route api_routes[] = {
 };
 const int api_n_routes = (int)ARRAY_LEN(api_routes);
 
-/* ---- options ---------------------------------------------------------------------------------- */
+/* ---- options ----------------------------------------------------------------------------------
+ */
 
 void api_options_init(struct api_options *o) {
     *o = (struct api_options){.host = "127.0.0.1",
@@ -70,19 +71,20 @@ void api_defaults(const struct api *a, struct openai_defaults *d) {
     api_random(&d->random_seed, sizeof d->random_seed);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------
+ */
 
 static int read_keys(struct api *a, const char *path, struct err_text *err) {
     FILE *f = fopen(path, "re");
     if (!f)
-        return err_set(err, ERR_SETUP, "--api-key-file %s: expected a readable file, found: %s", path,
-                       strerror(errno));
+        return err_set(err, ERR_SETUP, "--api-key-file %s: expected a readable file, found: %s",
+                       path, strerror(errno));
     char line[LIMIT_API_KEY_BYTES + 2];
     int rc = OK;
     for (int at = 1; rc == OK && fgets(line, sizeof line, f); at++) {
         if (!strchr(line, '\n') && !feof(f))
-            rc = err_set(err, ERR_SETUP, "--api-key-file %s: line %d: expected at most %d bytes", path,
-                         at, LIMIT_API_KEY_BYTES);
+            rc = err_set(err, ERR_SETUP, "--api-key-file %s: line %d: expected at most %d bytes",
+                         path, at, LIMIT_API_KEY_BYTES);
         char *key = line + strspn(line, " \t");
         key[strcspn(key, " \t\r\n")] = 0;
         if (!*key || *key == '#' || rc) continue;
@@ -95,7 +97,8 @@ static int read_keys(struct api *a, const char *path, struct err_text *err) {
     fclose(f);
     explicit_bzero(line, sizeof line);
     if (rc == OK && !a->n_keys)
-        rc = err_set(err, ERR_SETUP, "--api-key-file %s: expected at least one key, found none", path);
+        rc = err_set(err, ERR_SETUP, "--api-key-file %s: expected at least one key, found none",
+                     path);
     return rc;
 }
 
@@ -129,7 +132,8 @@ static bool guard(struct http_exchange *x, const struct http_route *r, void *use
     return false;
 }
 
-/* ---- life ------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------
+ */
 
 static void api_free(struct api *a) {
     for (int i = 0; a->keys && i < a->n_keys; i++) {

@@ -4,8 +4,9 @@
  * Fails how: struct openai_error.  Limits: see openai.h.  Tested by: tests/unit/test_api.c
  *
  * A prompt given as text is trusted: control tokens spelled in it are control tokens, as whoever
- * sends a raw prompt expects. The prefix that the model was trained with, [gMASK]<sop>, is put before
- * it unless it stands there already or add_special_tokens is false; token ids are taken as they are.
+ * sends a raw prompt expects. The prefix that the model was trained with, [gMASK]<sop>, is put
+ * before it unless it stands there already or add_special_tokens is false; token ids are taken as
+ * they are.
  */
 #include "coordinator/api_job.h"
 
@@ -52,7 +53,8 @@ static int text_prompts(struct api_job *j, struct openai_error *e) {
     return OK;
 }
 
-/* ---- log-probabilities, as four parallel lists ------------------------------------------------- */
+/* ---- log-probabilities, as four parallel lists -------------------------------------------------
+ */
 
 enum { LP_TOKENS, LP_VALUES, LP_TOP, LP_OFFSETS };
 
@@ -122,7 +124,8 @@ static void put_logprobs(struct api_choice *c) {
     http_buf_puts(b, "]}");
 }
 
-/* ---- answers ---------------------------------------------------------------------------------- */
+/* ---- answers ----------------------------------------------------------------------------------
+ */
 
 static void put_choice(struct api_choice *c, const char *p, size_t n) {
     struct http_buf *b = &c->job->out;

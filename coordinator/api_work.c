@@ -5,8 +5,8 @@
  * Limits: LIMIT_BODIES_BYTES over all works.  Tested by: tests/unit/test_api.c
  *
  * Short bodies are prepared at once on the loop: a trip through the pool costs more than they do,
- * and they must not queue behind somebody's megabytes. Long ones go to the pool, because parsing and
- * tokenising them takes as long as many steps of the engine.
+ * and they must not queue behind somebody's megabytes. Long ones go to the pool, because parsing
+ * and tokenising them takes as long as many steps of the engine.
  */
 #include "coordinator/api_job.h"
 

@@ -35,7 +35,8 @@ static void conn_close(struct conn *c);
 static void server_closed_one(struct http_server *s);
 static void conn_resume(struct conn *c);
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------
+ */
 
 size_t conn_unsent(const struct conn *c) {
     return c->out[c->filling].n + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
@@ -111,7 +112,8 @@ void conn_flush(struct conn *c) {
     }
 }
 
-/* ---- one request ------------------------------------------------------------------------------ */
+/* ---- one request ------------------------------------------------------------------------------
+ */
 
 static void conn_linger(struct conn *c) {
     c->state = CONN_LINGERING;
@@ -225,7 +227,8 @@ static void conn_head(struct conn *c) {
     }
 }
 
-/* token path 1/9: a whole request has come in; its route's handler (api_chat.c) takes it from here. */
+/* token path 1/9: a whole request has come in; its route's handler (api_chat.c) takes it from here.
+ */
 static void conn_dispatch(struct conn *c) {
     if (!c->x.active) { /* answered at its head already */
         http_parse_next(&c->parse);
@@ -249,8 +252,8 @@ static void note_phase(struct conn *c) {
     c->since_ms = uv_now(c->server->loop);
 }
 
-/* Feeds bytes to the parser and acts on what it reports, until the bytes are used up or an answer is
- * owed. The rest waits in `ahead`. */
+/* Feeds bytes to the parser and acts on what it reports, until the bytes are used up or an answer
+ * is owed. The rest waits in `ahead`. */
 static void conn_pump(struct conn *c, const char *p, size_t n) {
     c->pumping = true;
     while (c->state == CONN_READING && !c->doomed && conn_unsent(c) <= LIMIT_PIPELINE_BYTES) {
@@ -280,7 +283,8 @@ static void conn_pump(struct conn *c, const char *p, size_t n) {
     }
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------
+ */
 
 static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf) {
     UNUSED(suggested);
@@ -356,7 +360,8 @@ static void on_todo(uv_idle_t *idle) {
     if (!s->todo) uv_idle_stop(idle);
 }
 
-/* ---- life of a connection --------------------------------------------------------------------- */
+/* ---- life of a connection ---------------------------------------------------------------------
+ */
 
 static void on_conn_closed(uv_handle_t *h) {
     struct conn *c = (struct conn *)h;
@@ -425,7 +430,8 @@ static void on_connection(uv_stream_t *listener, int status) {
     if (s->n_conns > LIMIT_CONNECTIONS) conn_refuse(c, 503, "Too many connections; try again.");
 }
 
-/* ---- time ------------------------------------------------------------------------------------- */
+/* ---- time -------------------------------------------------------------------------------------
+ */
 
 static void set_date(struct http_server *s) {
     time_t now = time(NULL);
@@ -465,7 +471,8 @@ static void on_second(uv_timer_t *t) {
     }
 }
 
-/* ---- the server ------------------------------------------------------------------------------- */
+/* ---- the server -------------------------------------------------------------------------------
+ */
 
 static void server_closed_one(struct http_server *s) {
     if (--s->open_handles || !s->closing) return;
@@ -479,7 +486,8 @@ static void on_handle_closed(uv_handle_t *h) {
     server_closed_one(h->data);
 }
 
-static int bind_listener(struct http_server *s, const struct http_options *o, struct err_text *err) {
+static int bind_listener(struct http_server *s, const struct http_options *o,
+                         struct err_text *err) {
     char port[16];
     snprintf(port, sizeof port, "%d", o->port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
@@ -490,8 +498,9 @@ static int bind_listener(struct http_server *s, const struct http_options *o, st
     snprintf(host, sizeof host, "%.*s", (int)(bracketed ? n - 2 : n), o->host + bracketed);
     int rc = getaddrinfo(*host ? host : NULL, port, &hints, &list);
     if (rc)
-        return err_set(err, ERR_SETUP, "--host %s: expected a name or address of this machine, found: %s",
-                       o->host, gai_strerror(rc));
+        return err_set(err, ERR_SETUP,
+                       "--host %s: expected a name or address of this machine, found: %s", o->host,
+                       gai_strerror(rc));
     rc = uv_tcp_bind(&s->listener, list->ai_addr, 0);
     freeaddrinfo(list);
     if (!rc) rc = uv_listen((uv_stream_t *)&s->listener, 1024, on_connection);

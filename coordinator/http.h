@@ -23,25 +23,25 @@ struct http_server;
 struct http_exchange; /* one request and its answer */
 
 enum http_verb { /* bits, for http_route.verbs */
-    HTTP_VERB_OTHER = 0,
-    HTTP_VERB_GET = 1,
-    HTTP_VERB_HEAD = 2, /* wherever GET is; the body is left out by the server */
-    HTTP_VERB_POST = 4,
-    HTTP_VERB_OPTIONS = 8,
+                 HTTP_VERB_OTHER = 0,
+                 HTTP_VERB_GET = 1,
+                 HTTP_VERB_HEAD = 2, /* wherever GET is; the body is left out by the server */
+                 HTTP_VERB_POST = 4,
+                 HTTP_VERB_OPTIONS = 8,
 };
 
 typedef void http_handler(struct http_exchange *x, void *user);
 
 struct http_route {
-    const char *path;   /* "/v1/models", or "/v1/models/+" for anything non-empty below it */
-    unsigned verbs;     /* HTTP_VERB_GET or HTTP_VERB_POST */
+    const char *path; /* "/v1/models", or "/v1/models/+" for anything non-empty below it */
+    unsigned verbs;   /* HTTP_VERB_GET or HTTP_VERB_POST */
     http_handler *handle;
-    bool open;          /* no key needed */
+    bool open; /* no key needed */
 };
 
 struct http_options {
-    const char *host;   /* "127.0.0.1", "::1", "localhost", "0.0.0.0" */
-    int port;           /* 0: any free one, see http_port */
+    const char *host;                /* "127.0.0.1", "::1", "localhost", "0.0.0.0" */
+    int port;                        /* 0: any free one, see http_port */
     const struct http_route *routes; /* must outlive the server */
     int n_routes;
     /* Called when the headers are in, before the body is read. r is NULL for a path that no route
@@ -67,7 +67,8 @@ void http_stop_accepting(struct http_server *s);
  * s is freed. closed may be NULL. */
 void http_close(struct http_server *s, void (*closed)(void *user), void *user);
 
-/* ---- the request; pointers live as long as the exchange --------------------------------------- */
+/* ---- the request; pointers live as long as the exchange ---------------------------------------
+ */
 
 enum http_verb http_verb(const struct http_exchange *x);
 const char *http_path(const struct http_exchange *x); /* percent-decoded, normalised */
@@ -82,8 +83,8 @@ void *http_user(const struct http_exchange *x); /* as given to http_listen */
  * Exactly one of: http_answer; or http_stream_begin, http_stream_write…, http_stream_end. After
  * http_answer or http_stream_end the exchange is gone. */
 
-/* gone is called once, from the loop and never from inside an http_ call, if the client leaves or is
- * cut off before the answer is complete. The exchange must not be touched after it. */
+/* gone is called once, from the loop and never from inside an http_ call, if the client leaves or
+ * is cut off before the answer is complete. The exchange must not be touched after it. */
 void http_on_gone(struct http_exchange *x, void (*gone)(void *user), void *user);
 
 /* extra: whole header lines, each ending in "\r\n", or "". */

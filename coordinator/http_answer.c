@@ -12,35 +12,59 @@
 
 static const char *reason(int status) {
     switch (status) {
-    case 200: return "OK";
-    case 204: return "No Content";
-    case 400: return "Bad Request";
-    case 401: return "Unauthorized";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 408: return "Request Timeout";
-    case 411: return "Length Required";
-    case 413: return "Content Too Large";
-    case 414: return "URI Too Long";
-    case 415: return "Unsupported Media Type";
-    case 417: return "Expectation Failed";
-    case 429: return "Too Many Requests";
-    case 431: return "Request Header Fields Too Large";
-    case 500: return "Internal Server Error";
-    case 501: return "Not Implemented";
-    case 503: return "Service Unavailable";
-    case 505: return "HTTP Version Not Supported";
-    default: return "Status";
+    case 200:
+        return "OK";
+    case 204:
+        return "No Content";
+    case 400:
+        return "Bad Request";
+    case 401:
+        return "Unauthorized";
+    case 404:
+        return "Not Found";
+    case 405:
+        return "Method Not Allowed";
+    case 408:
+        return "Request Timeout";
+    case 411:
+        return "Length Required";
+    case 413:
+        return "Content Too Large";
+    case 414:
+        return "URI Too Long";
+    case 415:
+        return "Unsupported Media Type";
+    case 417:
+        return "Expectation Failed";
+    case 429:
+        return "Too Many Requests";
+    case 431:
+        return "Request Header Fields Too Large";
+    case 500:
+        return "Internal Server Error";
+    case 501:
+        return "Not Implemented";
+    case 503:
+        return "Service Unavailable";
+    case 505:
+        return "HTTP Version Not Supported";
+    default:
+        return "Status";
     }
 }
 
 enum http_verb http_verb(const struct http_exchange *x) {
     switch (conn_of(x)->parse.llhttp.method) {
-    case HTTP_GET: return HTTP_VERB_GET;
-    case HTTP_HEAD: return HTTP_VERB_HEAD;
-    case HTTP_POST: return HTTP_VERB_POST;
-    case HTTP_OPTIONS: return HTTP_VERB_OPTIONS;
-    default: return HTTP_VERB_OTHER;
+    case HTTP_GET:
+        return HTTP_VERB_GET;
+    case HTTP_HEAD:
+        return HTTP_VERB_HEAD;
+    case HTTP_POST:
+        return HTTP_VERB_POST;
+    case HTTP_OPTIONS:
+        return HTTP_VERB_OPTIONS;
+    default:
+        return HTTP_VERB_OTHER;
     }
 }
 

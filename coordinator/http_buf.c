@@ -77,12 +77,23 @@ void http_buf_json(struct http_buf *b, const char *p, size_t n) {
         http_buf_put(b, p + from, i - from);
         from = i + 1;
         switch (c) {
-        case '"': http_buf_put(b, "\\\"", 2); break;
-        case '\\': http_buf_put(b, "\\\\", 2); break;
-        case '\n': http_buf_put(b, "\\n", 2); break;
-        case '\r': http_buf_put(b, "\\r", 2); break;
-        case '\t': http_buf_put(b, "\\t", 2); break;
-        default: http_buf_printf(b, "\\u%04x", c);
+        case '"':
+            http_buf_put(b, "\\\"", 2);
+            break;
+        case '\\':
+            http_buf_put(b, "\\\\", 2);
+            break;
+        case '\n':
+            http_buf_put(b, "\\n", 2);
+            break;
+        case '\r':
+            http_buf_put(b, "\\r", 2);
+            break;
+        case '\t':
+            http_buf_put(b, "\\t", 2);
+            break;
+        default:
+            http_buf_printf(b, "\\u%04x", c);
         }
     }
     http_buf_put(b, p + from, n - from);

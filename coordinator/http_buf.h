@@ -4,8 +4,8 @@
  * token on its way out allocates nothing once the buffer has its size.
  *
  * Owns: its memory; {0} is empty.  Called by: http.c and the API files.  Pure.
- * Fails how: `failed` is set when memory is refused and further writes do nothing; asked once, at the
- * end.  Tested by: tests/unit/test_http.c
+ * Fails how: `failed` is set when memory is refused and further writes do nothing; asked once, at
+ * the end.  Tested by: tests/unit/test_http.c
  */
 #ifndef OCTAVO_COORDINATOR_HTTP_BUF_H
 #define OCTAVO_COORDINATOR_HTTP_BUF_H

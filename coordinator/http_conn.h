@@ -19,10 +19,10 @@
 enum conn_state { CONN_READING, CONN_ANSWERING, CONN_LINGERING, CONN_CLOSING };
 
 struct http_exchange {
-    bool active;     /* an answer is owed */
-    bool headed;     /* the status line of a stream is out */
+    bool active; /* an answer is owed */
+    bool headed; /* the status line of a stream is out */
     bool chunked, head_only;
-    bool close;      /* the connection ends with this answer */
+    bool close; /* the connection ends with this answer */
     const char *tail;
     void (*gone)(void *user);
     void *gone_user;
@@ -41,13 +41,13 @@ struct conn {
     struct http_parse parse;
     struct http_exchange x;
 
-    bool reading;  /* uv_read_start is on */
-    bool pumping;  /* conn_pump is on the stack */
-    bool doomed;   /* to be cut off at the next look at the to-do list */
-    bool eof;      /* the client sends no more */
-    bool writing;  /* a uv_write is in flight, from out[!filling] */
-    bool shut;     /* uv_shutdown was asked for */
-    int filling;   /* which of out[] is appended to */
+    bool reading; /* uv_read_start is on */
+    bool pumping; /* conn_pump is on the stack */
+    bool doomed;  /* to be cut off at the next look at the to-do list */
+    bool eof;     /* the client sends no more */
+    bool writing; /* a uv_write is in flight, from out[!filling] */
+    bool shut;    /* uv_shutdown was asked for */
+    int filling;  /* which of out[] is appended to */
     struct http_buf out[2];
     struct http_buf ahead; /* bytes read while an answer was owed */
 
@@ -55,7 +55,7 @@ struct conn {
     uint64_t since_ms;    /* start of the phase or of lingering */
     uint64_t progress_ms; /* last time that unsent bytes shrank */
     size_t unsent_seen;
-    size_t body_counted;  /* of server->body_bytes */
+    size_t body_counted; /* of server->body_bytes */
 };
 
 struct http_server {
@@ -84,8 +84,8 @@ static inline struct conn *conn_of(const struct http_exchange *x) {
 
 size_t conn_unsent(const struct conn *c);
 void conn_flush(struct conn *c);
-void conn_todo(struct conn *c); /* look at it again from the loop */
-void conn_doom(struct conn *c); /* cut it off, from the loop */
+void conn_todo(struct conn *c);     /* look at it again from the loop */
+void conn_doom(struct conn *c);     /* cut it off, from the loop */
 void conn_answered(struct conn *c); /* the answer is complete: next request, or linger */
 
 #endif

@@ -33,7 +33,8 @@ static int on_begin(llhttp_t *l) {
 static int on_url(llhttp_t *l, const char *s, size_t n) {
     struct http_parse *p = self(l);
     p->phase = HTTP_PHASE_HEAD;
-    if (p->url_bytes + n > LIMIT_URL_BYTES) return refuse(p, 414, "The request target is too long.");
+    if (p->url_bytes + n > LIMIT_URL_BYTES)
+        return refuse(p, 414, "The request target is too long.");
     http_buf_put(&p->text, s, n);
     p->url_bytes += n;
     return 0;
@@ -156,8 +157,7 @@ const char *http_parse_header(const struct http_parse *p, const char *lower_name
 
 static int count_header(const struct http_parse *p, const char *lower_name) {
     int n = 0;
-    for (int i = 0; i < p->n_fields; i++)
-        n += !strcmp(p->text.p + p->fields[i].name, lower_name);
+    for (int i = 0; i < p->n_fields; i++) n += !strcmp(p->text.p + p->fields[i].name, lower_name);
     return n;
 }
 
@@ -177,7 +177,8 @@ static void normalise(char *path) {
         const char *end = strchrnul(s, '/');
         size_t n = (size_t)(end - s);
         if (n == 2 && s[0] == '.' && s[1] == '.') {
-            while (to && path[--to] != '/') {}
+            while (to && path[--to] != '/') {
+            }
         } else if (n && !(n == 1 && s[0] == '.')) {
             path[to++] = '/';
             memmove(path + to, s, n);
@@ -200,7 +201,8 @@ int http_parse_target(const char *t, size_t n, char *dst) {
                         : n >= 8 && !strncasecmp(t, "https://", 8) ? 8
                                                                    : 0;
         if (!scheme) return ERR_FORMAT;
-        for (t += scheme; t < end && *t != '/' && *t != '?' && *t != '#'; t++) {}
+        for (t += scheme; t < end && *t != '/' && *t != '?' && *t != '#'; t++) {
+        }
     }
     size_t to = 0;
     dst[to++] = '/';
@@ -237,8 +239,7 @@ static bool check_head(struct http_parse *p) {
         return refuse(p, 400, "Content-Length and Transfer-Encoding exclude each other."), false;
     if (coding && (strcasecmp(coding, "chunked") || count_header(p, "transfer-encoding") > 1))
         return refuse(p, 501, "The only transfer coding spoken here is chunked."), false;
-    if (coding && p->minor == 0)
-        return refuse(p, 400, "HTTP/1.0 has no transfer codings."), false;
+    if (coding && p->minor == 0) return refuse(p, 400, "HTTP/1.0 has no transfer codings."), false;
     p->chunked = coding != NULL;
     p->has_length = length != NULL;
     p->content_length = length ? strtoull(length, NULL, 10) : 0;

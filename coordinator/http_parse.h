@@ -1,8 +1,8 @@
 /* coordinator/http_parse.h: bytes of a connection to requests.
  *
  * Wraps llhttp: keeps the head (target, header lines) and the body of one request at a time, holds
- * the limits, and turns the target into one normal path, so that a path has one spelling by the time
- * anybody compares it.
+ * the limits, and turns the target into one normal path, so that a path has one spelling by the
+ * time anybody compares it.
  *
  * Owns: head and body memory.  Called by: http.c; tests and the fuzzer.  Pure.
  * Fails how: HTTP_PARSE_BAD with the status that says why; the connection cannot go on.
@@ -29,11 +29,11 @@ enum http_parse_phase { HTTP_PHASE_IDLE, HTTP_PHASE_HEAD, HTTP_PHASE_BODY, HTTP_
 struct http_parse {
     llhttp_t llhttp;
     enum http_parse_phase phase;
-    int event;           /* noted by a callback, reported by http_parse */
-    int status;          /* of HTTP_PARSE_BAD */
+    int event;  /* noted by a callback, reported by http_parse */
+    int status; /* of HTTP_PARSE_BAD */
     const char *why;
-    bool discard;        /* throw body bytes away */
-    bool in_value;       /* the last header callback was a value */
+    bool discard;  /* throw body bytes away */
+    bool in_value; /* the last header callback was a value */
     /* the head, as offsets into text; strings are NUL-terminated, names in lower case */
     struct http_buf text;
     size_t url_bytes, head_bytes;
@@ -43,10 +43,10 @@ struct http_parse {
         uint32_t name, value;
     } fields[LIMIT_HEADERS];
     /* valid from HTTP_PARSE_HEAD on */
-    int minor;           /* HTTP/1.minor */
+    int minor; /* HTTP/1.minor */
     bool keep_alive, has_length, chunked;
     uint64_t content_length;
-    char *path;          /* decoded, normalised: "/", "/v1/models"; "*" for OPTIONS * */
+    char *path; /* decoded, normalised: "/", "/v1/models"; "*" for OPTIONS * */
     struct http_buf body;
 };
 

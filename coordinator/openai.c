@@ -5,8 +5,8 @@
  * Limits: see openai.h.  Tested by: tests/unit/test_openai.c, tests/fuzz/fuzz_openai.c
  *
  * Every field is read by one of a few readers (number, integer, boolean), each of which knows
- * absent, null, wrong type and out of range, so that no field has its own idea of those. Numbers are
- * compared with >= and <=, which is false for what is not a number.
+ * absent, null, wrong type and out of range, so that no field has its own idea of those. Numbers
+ * are compared with >= and <=, which is false for what is not a number.
  */
 #include "coordinator/openai.h"
 
@@ -36,14 +36,21 @@ int openai_fail(struct openai_error *e, int code, int status, const char *error_
 
 static const char *type_name(const json_t *v) {
     switch (json_typeof(v)) {
-    case JSON_OBJECT: return "an object";
-    case JSON_ARRAY: return "a list";
-    case JSON_STRING: return "a string";
-    case JSON_INTEGER: return "an integer";
-    case JSON_REAL: return "a number";
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "a list";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a number";
     case JSON_TRUE:
-    case JSON_FALSE: return "a boolean";
-    default: return "null";
+    case JSON_FALSE:
+        return "a boolean";
+    default:
+        return "null";
     }
 }
 
@@ -53,7 +60,8 @@ static json_t *field(json_t *o, const char *key) {
     return v && !json_is_null(v) ? v : NULL;
 }
 
-/* ---- readers of one field --------------------------------------------------------------------- */
+/* ---- readers of one field ---------------------------------------------------------------------
+ */
 
 int openai_bool(json_t *o, const char *key, const char *param, bool *out, struct openai_error *e) {
     json_t *v = field(o, key);
@@ -118,8 +126,9 @@ int openai_ids(json_t *list, const char *param, int32_t vocab, int32_t **ids, si
         int64_t id;
         if (!integral(json_array_get(list, i), &id) || id < 0 || id >= vocab) {
             free(p);
-            return BAD(e, param, "%s: expected token ids from 0 to %d, found something else at %zu.",
-                       param, vocab - 1, i);
+            return BAD(e, param,
+                       "%s: expected token ids from 0 to %d, found something else at %zu.", param,
+                       vocab - 1, i);
         }
         p[i] = (int32_t)id;
     }
@@ -128,7 +137,8 @@ int openai_ids(json_t *list, const char *param, int32_t vocab, int32_t **ids, si
     return OK;
 }
 
-/* ---- the body --------------------------------------------------------------------------------- */
+/* ---- the body ---------------------------------------------------------------------------------
+ */
 
 /* Deepest nesting of brackets outside strings. */
 static int depth_of(const char *p, size_t n) {
@@ -208,17 +218,18 @@ static int read_bias(json_t *root, int32_t vocab, struct msg_sampling *s, struct
     if (!json_is_object(v))
         return BAD(e, "logit_bias", "logit_bias: expected an object, found %s.", type_name(v));
     if (json_object_size(v) > LIMIT_BIAS)
-        return BAD(e, "logit_bias", "logit_bias: expected at most %d entries, found %zu.", LIMIT_BIAS,
-                   json_object_size(v));
+        return BAD(e, "logit_bias", "logit_bias: expected at most %d entries, found %zu.",
+                   LIMIT_BIAS, json_object_size(v));
     const char *key;
     json_t *value;
     json_object_foreach(v, key, value) {
         char *end;
         long id = key[0] >= '0' && key[0] <= '9' ? strtol(key, &end, 10) : -1;
         if (id < 0 || *end || id >= vocab || strlen(key) > 10)
-            return BAD(e, "logit_bias",
-                       "logit_bias: expected keys that are token ids from 0 to %d, found \"%.40s\".",
-                       vocab - 1, key);
+            return BAD(
+                e, "logit_bias",
+                "logit_bias: expected keys that are token ids from 0 to %d, found \"%.40s\".",
+                vocab - 1, key);
         double bias = json_is_number(value) ? json_number_value(value) : NAN;
         if (!(bias >= -100 && bias <= 100))
             return BAD(e, "logit_bias", "logit_bias: expected values from -100 to 100 at \"%s\".",
@@ -327,15 +338,15 @@ static int read_unsupported(json_t *root, struct openai_error *e) {
     json_t *v = field(root, "response_format");
     if (!v) return OK;
     const char *type = json_string_value(json_object_get(v, "type"));
-    if (!type)
-        return BAD(e, "response_format", "response_format: expected an object with a type.");
+    if (!type) return BAD(e, "response_format", "response_format: expected an object with a type.");
     if (strcmp(type, "text"))
-        return BAD(e, "response_format", "response_format: only \"text\" is supported, found \"%.40s\".",
-                   type);
+        return BAD(e, "response_format",
+                   "response_format: only \"text\" is supported, found \"%.40s\".", type);
     return OK;
 }
 
-/* ---- chat ------------------------------------------------------------------------------------- */
+/* ---- chat -------------------------------------------------------------------------------------
+ */
 
 int openai_messages(json_t *root, json_t **messages, struct openai_error *e) {
     json_t *v = field(root, "messages");
@@ -374,8 +385,8 @@ int openai_tools(json_t *root, json_t **tools, struct openai_error *e) {
             return BAD(e, "tools", "tools[%zu].function.name: expected a string.", i);
         json_t *p = field(f, "parameters");
         if (p && !json_is_object(p))
-            return BAD(e, "tools", "tools[%zu].function.parameters: expected an object, found %s.", i,
-                       type_name(p));
+            return BAD(e, "tools", "tools[%zu].function.parameters: expected an object, found %s.",
+                       i, type_name(p));
     }
     if (json_array_size(v)) *tools = v;
     return OK;
@@ -449,7 +460,8 @@ int openai_chat_options(json_t *root, struct chat_options *c, struct openai_erro
                        &c->clear_thinking, e);
 }
 
-/* ---- text ------------------------------------------------------------------------------------- */
+/* ---- text -------------------------------------------------------------------------------------
+ */
 
 static int read_one_prompt(json_t *v, int32_t vocab, struct openai_prompt *p,
                            struct openai_error *e) {
@@ -497,7 +509,8 @@ static int read_text(json_t *root, const struct openai_defaults *d, struct opena
     return read_prompts(root, d->vocab, r, e);
 }
 
-/* ---- all of it -------------------------------------------------------------------------------- */
+/* ---- all of it --------------------------------------------------------------------------------
+ */
 
 static int read_fields(struct openai_request *r, enum openai_kind kind,
                        const struct openai_defaults *d, struct openai_error *e) {

@@ -34,15 +34,15 @@ int openai_fail(struct openai_error *e, int code, int status, const char *error_
 enum openai_kind { OPENAI_CHAT, OPENAI_TEXT };
 
 struct openai_defaults {
-    const char *model;     /* served name */
+    const char *model; /* served name */
     int32_t vocab;
     double temperature, top_p, min_p, repetition;
     int top_k;
-    uint64_t random_seed;  /* for a request that gives none */
+    uint64_t random_seed; /* for a request that gives none */
 };
 
-struct openai_prompt {     /* text, or ids when text is NULL */
-    const char *text;      /* UTF-8, n bytes, NUL-terminated */
+struct openai_prompt { /* text, or ids when text is NULL */
+    const char *text;  /* UTF-8, n bytes, NUL-terminated */
     size_t n;
     int32_t *ids;
     size_t n_ids;
@@ -51,8 +51,8 @@ struct openai_prompt {     /* text, or ids when text is NULL */
 struct openai_request {
     json_t *root;
     bool stream, include_usage;
-    int n;                 /* choices per prompt */
-    int64_t max_tokens;    /* 0: absent, up to the context */
+    int n;                        /* choices per prompt */
+    int64_t max_tokens;           /* 0: absent, up to the context */
     struct msg_sampling sampling; /* choice i of a prompt uses seed + i */
     bool logprobs;
     bool ignore_eos, include_stop;

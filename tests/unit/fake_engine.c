@@ -77,7 +77,8 @@ int engine_retry_after(const struct engine *e) {
     return 7;
 }
 
-static void fake_end(struct engine *e, struct fake_seq *s, enum engine_finish reason, int32_t stop) {
+static void fake_end(struct engine *e, struct fake_seq *s, enum engine_finish reason,
+                     int32_t stop) {
     struct engine_event ev = {.finished = true,
                               .reason = reason,
                               .stop_token = stop,
@@ -100,9 +101,8 @@ static void fake_step(struct engine *e, struct fake_seq *s) {
     } else if (s->at >= e->n_tokens && !s->ignore_eos) {
         fake_end(e, s, ENGINE_STOP, e->eog);
     } else {
-        struct msg_token t = {.token = e->tokens[s->at % e->n_tokens],
-                              .logprob = -0.5f,
-                              .n_top = LIMIT_TOP_LOGPROBS};
+        struct msg_token t = {
+            .token = e->tokens[s->at % e->n_tokens], .logprob = -0.5f, .n_top = LIMIT_TOP_LOGPROBS};
         for (int i = 0; i < t.n_top; i++) {
             t.top_token[i] = i ? i + 300 : t.token;
             t.top_logprob[i] = i < 3 ? -0.5f - (float)i : -1.0f / 0.0f;

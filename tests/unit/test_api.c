@@ -97,7 +97,8 @@ static int teardown(void **state) {
     return uv_loop_close(&loop);
 }
 
-/* ---- asking ----------------------------------------------------------------------------------- */
+/* ---- asking -----------------------------------------------------------------------------------
+ */
 
 static void send_to(struct client *c, const char *method, const char *path, const char *body) {
     struct http_buf b = {0};
@@ -115,8 +116,8 @@ static void send_new(struct client *c, const char *path, const char *body) {
 
 /* Ticks the engine until the answer is complete. */
 static int finish_status(struct client *c) {
-    CLIENT_WAIT(c, (fake_tick(&engine), c->busy = fake_living(&engine),
-                    client_answer(c) || c->eof));
+    CLIENT_WAIT(c,
+                (fake_tick(&engine), c->busy = fake_living(&engine), client_answer(c) || c->eof));
     return client_status(c);
 }
 
@@ -137,7 +138,8 @@ static const char *str(json_t *v, const char *path) { /* "choices.0.message.cont
     while (v && *path) {
         size_t n = strcspn(path, ".");
         snprintf(part, sizeof part, "%.*s", (int)n, path);
-        v = json_is_array(v) ? json_array_get(v, strtoul(part, NULL, 10)) : json_object_get(v, part);
+        v = json_is_array(v) ? json_array_get(v, strtoul(part, NULL, 10))
+                             : json_object_get(v, part);
         path += n + (path[n] == '.');
     }
     static char number[32];
@@ -248,10 +250,11 @@ static int ask_stream(const char *path, const char *body, int index, struct told
     return status;
 }
 
-#define CHAT "/v1/chat/completions"
+#define CHAT  "/v1/chat/completions"
 #define HELLO "\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]"
 
-/* ---- chat ------------------------------------------------------------------------------------- */
+/* ---- chat -------------------------------------------------------------------------------------
+ */
 
 static void a_chat_answer_has_every_part(void **state) {
     UNUSED(state);
@@ -292,8 +295,11 @@ static void a_chat_stream_says_the_same_as_the_whole_answer(void **state) {
 static void usage_is_the_last_event_before_done(void **state) {
     UNUSED(state);
     struct told t;
-    assert_int_equal(ask_stream(CHAT, "{" HELLO ",\"stream\":true,\"n\":2,"
-                                "\"stream_options\":{\"include_usage\":true}}", 1, &t), 200);
+    assert_int_equal(ask_stream(CHAT,
+                                "{" HELLO ",\"stream\":true,\"n\":2,"
+                                "\"stream_options\":{\"include_usage\":true}}",
+                                1, &t),
+                     200);
     assert_int_equal(t.n_usage, 1);
     assert_int_equal(t.n_done, 1);
     char expected[32];
@@ -347,8 +353,8 @@ static void the_length_limit_is_told(void **state) {
 }
 
 #define TOOLS                                                                                      \
-    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":"       \
-    "{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"days\":"                   \
+    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":"    \
+    "{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"days\":"                \
     "{\"type\":\"integer\"}}}}}]"
 
 static void tool_calls_come_out_whole_and_in_pieces(void **state) {
@@ -409,21 +415,22 @@ static void thinking_can_be_switched_off(void **state) {
     UNUSED(state);
     say("Paris.");
     json_t *j;
-    assert_int_equal(ask(CHAT, "{" HELLO ",\"chat_template_kwargs\":{\"enable_thinking\":false}}", &j),
-                     200);
+    assert_int_equal(
+        ask(CHAT, "{" HELLO ",\"chat_template_kwargs\":{\"enable_thinking\":false}}", &j), 200);
     assert_string_equal(str(j, "choices.0.message.content"), "Paris.");
     assert_string_equal(str(j, "choices.0.message.reasoning_content"), "(absent)");
     json_decref(j);
 }
 
-/* ---- text ------------------------------------------------------------------------------------- */
+/* ---- text -------------------------------------------------------------------------------------
+ */
 
 static void prompts_times_n_choices_come_in_order(void **state) {
     UNUSED(state);
     say(" world");
     json_t *j;
-    assert_int_equal(ask("/v1/completions", "{\"prompt\":[\"one\",\"two\"],\"n\":2,\"echo\":true}", &j),
-                     200);
+    assert_int_equal(
+        ask("/v1/completions", "{\"prompt\":[\"one\",\"two\"],\"n\":2,\"echo\":true}", &j), 200);
     assert_string_equal(str(j, "object"), "text_completion");
     assert_string_equal(str(j, "choices.1.text"), "one world");
     assert_string_equal(str(j, "choices.2.text"), "two world");
@@ -434,10 +441,11 @@ static void prompts_times_n_choices_come_in_order(void **state) {
     int32_t n = engine.last_n_prompt;
     assert_int_equal(ask("/v1/completions", "{\"prompt\":\"[gMASK]<sop>two\"}", NULL), 200);
     assert_int_equal(engine.last_n_prompt, n);
-    assert_int_equal(ask("/v1/completions", "{\"prompt\":\"two\",\"add_special_tokens\":false}", NULL),
-                     200);
+    assert_int_equal(
+        ask("/v1/completions", "{\"prompt\":\"two\",\"add_special_tokens\":false}", NULL), 200);
     assert_int_equal(engine.last_n_prompt, n - 2);
-    assert_int_equal(ask("/v1/completions", "{\"prompt\":[[5,6],[7,8,9]],\"max_tokens\":1}", &j), 200);
+    assert_int_equal(ask("/v1/completions", "{\"prompt\":[[5,6],[7,8,9]],\"max_tokens\":1}", &j),
+                     200);
     assert_string_equal(str(j, "usage.prompt_tokens"), "5");
     json_decref(j);
     assert_int_equal(engine.last_n_prompt, 3);
@@ -455,14 +463,16 @@ static void text_log_probabilities_have_the_older_shape(void **state) {
     assert_string_equal(str(lp, "text_offset.0"), "0");
     json_decref(j);
     struct told t;
-    assert_int_equal(ask_stream("/v1/completions", "{\"prompt\":\"x\",\"logprobs\":1,\"stream\":true}",
-                                0, &t), 200);
+    assert_int_equal(
+        ask_stream("/v1/completions", "{\"prompt\":\"x\",\"logprobs\":1,\"stream\":true}", 0, &t),
+        200);
     assert_int_equal(t.n_logprobs, engine.n_tokens);
     assert_int_equal(t.n_finish, 1);
     told_deinit(&t);
 }
 
-/* ---- faults ----------------------------------------------------------------------------------- */
+/* ---- faults -----------------------------------------------------------------------------------
+ */
 
 static void expect_error(const char *path, const char *body, int status, const char *param,
                          const char *code) {
@@ -470,8 +480,8 @@ static void expect_error(const char *path, const char *body, int status, const c
     int found = ask(path, body, &j);
     if (found != status || strcmp(str(j, "error.param"), param) ||
         strcmp(str(j, "error.code"), code))
-        fail_msg("expected %d param %s code %s, found %d param %s: %s for %.200s", status, param, code,
-                 found, str(j, "error.param"), str(j, "error.message"), body);
+        fail_msg("expected %d param %s code %s, found %d param %s: %s for %.200s", status, param,
+                 code, found, str(j, "error.param"), str(j, "error.message"), body);
     assert_string_not_equal(str(j, "error.message"), "(absent)");
     json_decref(j);
 }
@@ -481,7 +491,8 @@ static void bad_requests_name_the_field(void **state) {
     expect_error(CHAT, "{" HELLO ",\"model\":\"gpt\"}", 404, "model", "model_not_found");
     expect_error(CHAT, "{" HELLO ",\"max_tokens\":0}", 400, "max_tokens", "(null)");
     expect_error(CHAT, "{\"messages\":[]}", 400, "messages", "(null)");
-    expect_error(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "messages", "(null)");
+    expect_error(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "messages",
+                 "(null)");
     expect_error(CHAT, "{" HELLO ",\"logit_bias\":{\"99999999\":1}}", 400, "logit_bias", "(null)");
     expect_error(CHAT, "{", 400, "(null)", "(null)");
     expect_error(CHAT, " ", 400, "(null)", "(null)");
@@ -656,7 +667,8 @@ static void a_quiet_stream_says_that_it_lives(void **state) {
     client_close(&c);
 }
 
-/* ---- looking ---------------------------------------------------------------------------------- */
+/* ---- looking ----------------------------------------------------------------------------------
+ */
 
 static void health_tells_the_state(void **state) {
     UNUSED(state);
@@ -725,8 +737,11 @@ static void the_tokenizer_can_be_asked(void **state) {
     assert_int_equal(ask("/apply-template", "{" HELLO "}", &j), 200);
     assert_string_equal(str(j, "prompt"), "[gMASK]<sop><|user|>Hello<|assistant|><think>");
     json_decref(j);
-    assert_int_equal(ask("/tokenize", "{\"prompt\":\"<|user|>\",\"parse_special\":false,"
-                         "\"add_special_tokens\":false}", &j), 200);
+    assert_int_equal(ask("/tokenize",
+                         "{\"prompt\":\"<|user|>\",\"parse_special\":false,"
+                         "\"add_special_tokens\":false}",
+                         &j),
+                     200);
     assert_int_not_equal(json_array_size(json_object_get(j, "tokens")), 1);
     json_decref(j);
     expect_error("/detokenize", "{\"tokens\":[-1]}", 400, "tokens", "(null)");
@@ -734,7 +749,8 @@ static void the_tokenizer_can_be_asked(void **state) {
     expect_error("/apply-template", "{\"messages\":\"x\"}", 400, "messages", "(null)");
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------
+ */
 
 static int setup_keys(void **state) {
     static char path[64];
@@ -755,8 +771,8 @@ static int ask_raw(const char *method, const char *target, const char *lines) {
     struct client c;
     client_open(&c, &loop, api_port(api));
     char text[512];
-    snprintf(text, sizeof text, "%s %s HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n%s\r\n{}", method,
-             target, lines);
+    snprintf(text, sizeof text, "%s %s HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n%s\r\n{}",
+             method, target, lines);
     c.head_only = !strcmp(method, "HEAD");
     client_send(&c, text);
     int status = finish_status(&c);
@@ -767,10 +783,17 @@ static int ask_raw(const char *method, const char *target, const char *lines) {
 static void every_route_but_health_needs_a_key(void **state) {
     UNUSED(state);
     static const char *const methods[] = {"GET", "POST", "HEAD", "OPTIONS", "DELETE"};
-    static const char *const more[] = {"//v1/models",         "/v1/../v1/models", "/V1/MODELS",
-                                       "/v1/models/",         "/health/../v1/models",
-                                       "http://h/v1/models",  "/nothing",
-                                       "/health%2F..%2fmetrics", "/health/live/x", "*", "/"};
+    static const char *const more[] = {"//v1/models",
+                                       "/v1/../v1/models",
+                                       "/V1/MODELS",
+                                       "/v1/models/",
+                                       "/health/../v1/models",
+                                       "http://h/v1/models",
+                                       "/nothing",
+                                       "/health%2F..%2fmetrics",
+                                       "/health/live/x",
+                                       "*",
+                                       "/"};
     for (size_t m = 0; m < ARRAY_LEN(methods); m++) {
         for (int r = 0; r < api_n_routes; r++) {
             int status = ask_raw(methods[m], api_routes[r].path, "");
@@ -804,7 +827,8 @@ static void a_key_file_without_keys_is_a_set_up_error(void **state) {
     assert_int_equal(api_start(&second, &loop, &engine, tok, family, &o, &err), ERR_SETUP);
 }
 
-/* ---- for clients from outside ----------------------------------------------------------------- */
+/* ---- for clients from outside -----------------------------------------------------------------
+ */
 
 static void on_tick(uv_timer_t *t) {
     UNUSED(t);

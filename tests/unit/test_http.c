@@ -9,21 +9,32 @@
 #include "coordinator/http_conn.h"
 #include "tests/unit/http_client.h"
 
-/* ---- the parser ------------------------------------------------------------------------------- */
+/* ---- the parser -------------------------------------------------------------------------------
+ */
 
 static void a_path_has_one_spelling(void **state) {
     UNUSED(state);
     static const char *const cases[][2] = {
-        {"/v1/models", "/v1/models"},         {"//v1//models", "/v1/models"},
-        {"/v1/models/", "/v1/models"},        {"/v1/./models", "/v1/models"},
-        {"/health/../v1/models", "/v1/models"}, {"/../../v1/models", "/v1/models"},
-        {"/v1%2Fmodels", "/v1/models"},       {"/v1/%2e%2E/v1/models", "/v1/models"},
-        {"/v1/models?x=/../y", "/v1/models"}, {"/v1/models#a", "/v1/models"},
-        {"http://h:1/v1/models", "/v1/models"}, {"HTTPS://h/v1/models?q", "/v1/models"},
-        {"http://h", "/"},                    {"http://h?x=/v1", "/"},
-        {"/", "/"},                           {"/..", "/"},
-        {"*", "*"},                           {"/V1/Models", "/V1/Models"},
-        {"/a%20b", "/a b"},                   {"/.../x", "/.../x"},
+        {"/v1/models", "/v1/models"},
+        {"//v1//models", "/v1/models"},
+        {"/v1/models/", "/v1/models"},
+        {"/v1/./models", "/v1/models"},
+        {"/health/../v1/models", "/v1/models"},
+        {"/../../v1/models", "/v1/models"},
+        {"/v1%2Fmodels", "/v1/models"},
+        {"/v1/%2e%2E/v1/models", "/v1/models"},
+        {"/v1/models?x=/../y", "/v1/models"},
+        {"/v1/models#a", "/v1/models"},
+        {"http://h:1/v1/models", "/v1/models"},
+        {"HTTPS://h/v1/models?q", "/v1/models"},
+        {"http://h", "/"},
+        {"http://h?x=/v1", "/"},
+        {"/", "/"},
+        {"/..", "/"},
+        {"*", "*"},
+        {"/V1/Models", "/V1/Models"},
+        {"/a%20b", "/a b"},
+        {"/.../x", "/.../x"},
         {"/v1/models/org%2fname", "/v1/models/org/name"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -109,8 +120,10 @@ static void messages_that_two_readers_could_cut_differently_are_refused(void **s
         {200, "GET / HTTP/1.0\r\n\r\n"},
         {400, "GET / HTTP/1.1\r\n\r\n"},
         {400, "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"},
-        {400, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"},
-        {400, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"},
+        {400,
+         "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"},
+        {400,
+         "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999999999999\r\n\r\n"},
@@ -118,7 +131,8 @@ static void messages_that_two_readers_could_cut_differently_are_refused(void **s
         {501, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"},
         {400, "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
-        {400, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n"},
+        {400,
+         "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n"},
         {400, "\x16\x03\x01\x02"},
         {400, "GET / HTTP/1.1\r\nHost : h\r\n\r\n"},
         {505, "GET / HTTP/2.0\r\nHost: h\r\n\r\n"},
@@ -139,7 +153,8 @@ static void json_strings_are_escaped(void **state) {
     http_buf_deinit(&b);
 }
 
-/* ---- a server --------------------------------------------------------------------------------- */
+/* ---- a server ---------------------------------------------------------------------------------
+ */
 
 static uv_loop_t loop;
 static struct http_server *server;
@@ -201,10 +216,8 @@ static int setup(void **state) {
     uv_loop_init(&loop);
     held = NULL;
     n_gone = n_held = 0;
-    struct http_options o = {.host = "127.0.0.1",
-                             .routes = routes,
-                             .n_routes = (int)ARRAY_LEN(routes),
-                             .guard = guard};
+    struct http_options o = {
+        .host = "127.0.0.1", .routes = routes, .n_routes = (int)ARRAY_LEN(routes), .guard = guard};
     struct err_text err;
     return http_listen(&server, &loop, &o, &err);
 }
@@ -318,7 +331,8 @@ static void a_body_in_one_byte_chunks_with_trailers_arrives(void **state) {
     assert_int_equal(client_status(&c), 200);
     assert_true(client_has(&c, "\r\n\r\nabcdefghijklmnopqrstuvwxyz"));
     client_drop(&c);
-    client_send(&c, "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n");
+    client_send(&c,
+                "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n");
     assert_int_equal(client_status(&c), 200);
     assert_true(client_has(&c, "Content-Length: 0"));
     client_close(&c);
@@ -364,23 +378,28 @@ static void wrong_requests_get_the_status_that_says_why(void **state) {
     assert_int_equal(ask("DELETE /get HTTP/1.1\r\nHost: h\r\n\r\n"), 405);
     assert_int_equal(ask("POST /get HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"), 405);
     assert_int_equal(ask("POST /echo HTTP/1.1\r\nHost: h\r\n\r\n"), 411);
-    assert_int_equal(ask("POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 16777217\r\n\r\n"), 413);
+    assert_int_equal(ask("POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 16777217\r\n\r\n"),
+                     413);
     assert_int_equal(ask("POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n"
-                         "Content-Encoding: gzip\r\n\r\nx"), 415);
+                         "Content-Encoding: gzip\r\n\r\nx"),
+                     415);
     assert_int_equal(ask("POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n"
-                         "Expect: tea\r\n\r\n"), 417);
+                         "Expect: tea\r\n\r\n"),
+                     417);
     assert_int_equal(ask("nonsense\r\n\r\n"), 400);
     assert_int_equal(ask("CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n"), 400);
     assert_int_equal(ask("GET http://other/get HTTP/1.1\r\nHost: h\r\n\r\n"), 200);
     assert_int_equal(ask("GET /%67et HTTP/1.1\r\nHost: h\r\n\r\n"), 200);
     assert_int_equal(ask("GET /get HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\n"
-                         "Upgrade: h2c\r\n\r\n"), 200);
+                         "Upgrade: h2c\r\n\r\n"),
+                     200);
     assert_int_equal(ask("GET /get/x HTTP/1.1\r\nHost: h\r\nX-Refuse: 1\r\n\r\n"), 401);
     assert_int_equal(ask("GET /get/../get HTTP/1.1\r\nHost: h\r\nX-Refuse: 1\r\n\r\n"), 200);
     assert_int_equal(ask("GET /nothing HTTP/1.1\r\nHost: h\r\nX-Refuse: 1\r\n\r\n"), 401);
     assert_int_equal(ask("OPTIONS /echo HTTP/1.1\r\nHost: h\r\nX-Refuse: 1\r\n\r\n"), 401);
     assert_int_equal(ask("OPTIONS /echo HTTP/1.1\r\nHost: h\r\nX-Refuse: 1\r\n"
-                         "Access-Control-Request-Method: POST\r\n\r\n"), 204);
+                         "Access-Control-Request-Method: POST\r\n\r\n"),
+                     204);
     assert_int_equal(ask("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n"), 204);
 }
 
@@ -507,10 +526,10 @@ static void the_clock_ends_what_takes_too_long(void **state) {
     static const struct {
         const char *sent;
         int seconds, status;
-    } cases[] = {{"GET /get HT", LIMIT_HEADER_SECONDS, 408},
-                 {"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nab",
-                  LIMIT_BODY_SECONDS, 408},
-                 {"", LIMIT_IDLE_SECONDS, 0}};
+    } cases[] = {
+        {"GET /get HT", LIMIT_HEADER_SECONDS, 408},
+        {"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nab", LIMIT_BODY_SECONDS, 408},
+        {"", LIMIT_IDLE_SECONDS, 0}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct client c;
         connect_to(&c);
@@ -547,6 +566,18 @@ static void draining_ends_connections_after_their_answer(void **state) {
     client_close(&idle);
     client_close(&busy);
     client_close(&late);
+}
+
+static void a_connection_too_many_is_told_so_and_closed(void **state) {
+    UNUSED(state);
+    struct client c;
+    server->n_conns += LIMIT_CONNECTIONS;
+    connect_to(&c);
+    assert_int_equal(client_status(&c), 503);
+    CLIENT_WAIT(&c, c.eof);
+    server->n_conns -= LIMIT_CONNECTIONS;
+    client_close(&c);
+    assert_int_equal(ask("GET /get HTTP/1.1\r\nHost: h\r\n\r\n"), 200);
 }
 
 static void a_broken_stream_has_no_last_chunk(void **state) {
@@ -601,6 +632,7 @@ int main(void) {
         SERVER_TEST(a_client_that_does_not_read_is_cut_off_and_others_are_not),
         SERVER_TEST(the_clock_ends_what_takes_too_long),
         SERVER_TEST(draining_ends_connections_after_their_answer),
+        SERVER_TEST(a_connection_too_many_is_told_so_and_closed),
         SERVER_TEST(a_broken_stream_has_no_last_chunk),
         SERVER_TEST(an_address_in_use_is_one_sentence),
     };

@@ -1,4 +1,5 @@
-/* tests/unit/test_openai.c: request bodies: what is accepted, what is refused, and by which name. */
+/* tests/unit/test_openai.c: request bodies: what is accepted, what is refused, and by which name.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +51,7 @@ static int text(struct openai_request *r, const char *fields) {
 
 static void accepted(const char *fields) {
     struct openai_request r;
-    if (chat(&r, fields) < 0)
-        fail_msg("expected %s to be accepted, found %s", fields, err.message);
+    if (chat(&r, fields) < 0) fail_msg("expected %s to be accepted, found %s", fields, err.message);
     openai_request_deinit(&r);
 }
 
@@ -79,12 +79,34 @@ static void a_request_that_says_nothing_gets_the_defaults(void **state) {
 
 static void null_is_the_same_as_absent(void **state) {
     UNUSED(state);
-    static const char *const names[] = {
-        "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n",
-        "temperature", "top_p", "min_p", "top_k", "seed", "stop", "stop_token_ids", "logit_bias",
-        "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty",
-        "ignore_eos", "tools", "tool_choice", "parallel_tool_calls", "response_format",
-        "chat_template_kwargs", "enable_thinking", "reasoning_effort", "thinking"};
+    static const char *const names[] = {"model",
+                                        "stream",
+                                        "stream_options",
+                                        "max_tokens",
+                                        "max_completion_tokens",
+                                        "n",
+                                        "temperature",
+                                        "top_p",
+                                        "min_p",
+                                        "top_k",
+                                        "seed",
+                                        "stop",
+                                        "stop_token_ids",
+                                        "logit_bias",
+                                        "logprobs",
+                                        "top_logprobs",
+                                        "presence_penalty",
+                                        "frequency_penalty",
+                                        "repetition_penalty",
+                                        "ignore_eos",
+                                        "tools",
+                                        "tool_choice",
+                                        "parallel_tool_calls",
+                                        "response_format",
+                                        "chat_template_kwargs",
+                                        "enable_thinking",
+                                        "reasoning_effort",
+                                        "thinking"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char fields[64];
         snprintf(fields, sizeof fields, "\"%s\":null", names[i]);
@@ -119,7 +141,8 @@ static void every_number_has_a_type_and_a_range(void **state) {
         {"tool_choice", "\"auto\" \"none\"", "\"required\" 1 {\"type\":\"function\"} \"x\""},
         {"response_format", "{\"type\":\"text\"}", "1 {} {\"type\":\"json_object\"} \"text\""},
         {"reasoning_effort", "\"none\" \"low\" \"high\" \"max\"", "1 \"x\""},
-        {"thinking", "{\"type\":\"enabled\"} {\"type\":\"disabled\"}", "{} 1 true {\"type\":\"x\"}"},
+        {"thinking", "{\"type\":\"enabled\"} {\"type\":\"disabled\"}",
+         "{} 1 true {\"type\":\"x\"}"},
         {"chat_template_kwargs", "{} {\"x\":1}", "1 []"},
         {"enable_thinking", "true", "1 \"no\""},
     };
@@ -137,7 +160,7 @@ static void every_number_has_a_type_and_a_range(void **state) {
 static void numbers_beyond_json_are_refused(void **state) {
     UNUSED(state);
     struct openai_request r;
-    static const char *const bad[] = {"\"temperature\":1e400",   "\"temperature\":NaN",
+    static const char *const bad[] = {"\"temperature\":1e400", "\"temperature\":NaN",
                                       "\"temperature\":Infinity", "\"seed\":99999999999999999999",
                                       "\"max_tokens\":-"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -153,10 +176,21 @@ static void logit_bias_is_checked_against_the_vocabulary(void **state) {
     assert_int_equal(r.sampling.n_bias, 2);
     assert_int_equal(r.sampling.bias_token[1], 999);
     openai_request_deinit(&r);
-    static const char *const bad[] = {
-        "{\"-1\":1}",  "{\"1000\":1}", "{\"1001\":1}", "{\"2147483648\":1}", "{\"abc\":1}",
-        "{\"\":1}",    "{\"5\":1e9}",  "{\"5\":null}", "{\"5\":\"x\"}",      "{\"5 \":1}",
-        "{\" 5\":1}",  "{\"0x5\":1}",  "{\"99999999999999999999\":1}", "[]", "1"};
+    static const char *const bad[] = {"{\"-1\":1}",
+                                      "{\"1000\":1}",
+                                      "{\"1001\":1}",
+                                      "{\"2147483648\":1}",
+                                      "{\"abc\":1}",
+                                      "{\"\":1}",
+                                      "{\"5\":1e9}",
+                                      "{\"5\":null}",
+                                      "{\"5\":\"x\"}",
+                                      "{\"5 \":1}",
+                                      "{\" 5\":1}",
+                                      "{\"0x5\":1}",
+                                      "{\"99999999999999999999\":1}",
+                                      "[]",
+                                      "1"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         char fields[128];
         snprintf(fields, sizeof fields, "\"logit_bias\":%s", bad[i]);
@@ -214,9 +248,15 @@ static void messages_are_a_list_of_objects_with_roles(void **state) {
 static void tools_are_functions_with_names(void **state) {
     UNUSED(state);
     accepted("\"tools\":[]");
-    accepted("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":null}}]");
+    accepted(
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":null}}]");
     static const char *const bad[] = {
-        "1", "{}", "[1]", "[{}]", "[{\"type\":\"web_search\"}]", "[{\"type\":\"function\"}]",
+        "1",
+        "{}",
+        "[1]",
+        "[{}]",
+        "[{\"type\":\"web_search\"}]",
+        "[{\"type\":\"function\"}]",
         "[{\"type\":\"function\",\"function\":{}}]",
         "[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]",
         "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":\"x\"}}]"};
@@ -227,7 +267,8 @@ static void tools_are_functions_with_names(void **state) {
     }
     struct openai_request r;
     assert_int_equal(chat(&r, "\"tool_choice\":\"none\",\"tools\":[{\"type\":\"function\","
-                              "\"function\":{\"name\":\"f\"}}]"), OK);
+                              "\"function\":{\"name\":\"f\"}}]"),
+                     OK);
     assert_null(r.tools);
     openai_request_deinit(&r);
 }
@@ -245,7 +286,8 @@ static void thinking_is_switched_in_many_ways(void **state) {
         {"\"reasoning_effort\":\"low\"", true, "high"},
         {"\"reasoning_effort\":\"xhigh\"", true, "max"},
         {"\"chat_template_kwargs\":{\"enable_thinking\":false}", false, NULL},
-        {"\"enable_thinking\":false,\"chat_template_kwargs\":{\"enable_thinking\":true}", true, NULL},
+        {"\"enable_thinking\":false,\"chat_template_kwargs\":{\"enable_thinking\":true}", true,
+         NULL},
         {"\"chat_template_kwargs\":{\"reasoning_effort\":\"max\"}", true, "max"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -265,9 +307,11 @@ static void prompts_come_in_four_shapes(void **state) {
     static const struct {
         const char *prompt;
         int n;
-    } good[] = {{"\"a\"", 1}, {"\"\"", 1}, {"[\"a\",\"b\"]", 2}, {"[1,2,3]", 1}, {"[[1],[2,3]]", 2}};
-    static const char *const bad[] = {"null", "1", "{}", "[]", "[[]]", "[1,\"a\"]", "[1000]", "[-1]",
-                                      "[1.5]", "[null]", "[[1],[1000]]", "[true]", "[[[1]]]"};
+    } good[] = {
+        {"\"a\"", 1}, {"\"\"", 1}, {"[\"a\",\"b\"]", 2}, {"[1,2,3]", 1}, {"[[1],[2,3]]", 2}};
+    static const char *const bad[] = {"null",         "1",      "{}",     "[]",    "[[]]",
+                                      "[1,\"a\"]",    "[1000]", "[-1]",   "[1.5]", "[null]",
+                                      "[[1],[1000]]", "[true]", "[[[1]]]"};
     char body[64];
     struct openai_request r;
     for (size_t i = 0; i < ARRAY_LEN(good); i++) {
@@ -318,8 +362,10 @@ static void nesting_is_bounded_wherever_it_is(void **state) {
             int rc = chat(&r, b.p);
             bool ok = depth == 100 && f > 0;
             assert_int_equal(rc >= 0, ok);
-            if (ok) openai_request_deinit(&r);
-            else assert_int_equal(err.status, 400);
+            if (ok)
+                openai_request_deinit(&r);
+            else
+                assert_int_equal(err.status, 400);
             http_buf_deinit(&b);
         }
     struct openai_request r;
@@ -334,8 +380,18 @@ static void nesting_is_bounded_wherever_it_is(void **state) {
 
 static void what_is_not_json_is_refused(void **state) {
     UNUSED(state);
-    static const char *const bad[] = {"", " ", "{", "[]", "1", "null", "{}x", "{\"a\":\"\xff\"}",
-                                      "{\"a\":\"\\ud800\"}", "\xef\xbb\xbf{}", "{'a':1}", "{\"a\":01}"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "[]",
+                                      "1",
+                                      "null",
+                                      "{}x",
+                                      "{\"a\":\"\xff\"}",
+                                      "{\"a\":\"\\ud800\"}",
+                                      "\xef\xbb\xbf{}",
+                                      "{'a':1}",
+                                      "{\"a\":01}"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct openai_request r;
         assert_true(parse(&r, OPENAI_CHAT, bad[i]) < 0);
