@@ -1,0 +1,52 @@
+/* kernels/cuda/gemm.cuh: products with many rows of x on the tensor cores.
+ *
+ * Owns: nothing.  Called by: matmul.cu, experts.cu.  Tested by: tests/gpu/check_ops.cu
+ */
+#ifndef OCTAVO_KERNELS_CUDA_GEMM_H
+#define OCTAVO_KERNELS_CUDA_GEMM_H
+
+#include "kernels/cuda/cuda.cuh"
+
+/* y[t][r] = sum_c W[h][r][c] x[t][h][c], quantised W. */
+struct gemm_job {
+    const uint8_t *w;
+    const float *x;
+    float *y;
+    int64_t w_head, x_head, y_head, x_row, y_row;
+    int type, rows, cols, heads, n_rows;
+};
+
+/* x_same: x is that of the previous call and still stands converted in the workspace. */
+void cuda_gemm(struct kctx *c, const struct gemm_job *j, bool x_same);
+
+/* Rows of x grouped by the matrix that multiplies them, as experts.cu leaves them on the device:
+ * seg[0] = number of segments; then {matrix, first, count} each, count <= GEMM_COLS; list: row
+ * numbers. Row `list[i]` of y is made from row `list[i] / x_div` of x. */
+#define GEMM_COLS 128
+
+enum gemm_mode {
+    GEMM_STORE,      /* y = W x */
+    GEMM_GATE_UP,    /* y = silu(W x) * (W2 x); both of one type */
+    GEMM_TIMES_GATE, /* y = silu(y) * (W x) */
+};
+
+struct gemm_groups {
+    const uint8_t *w, *w2;
+    int64_t w_mat; /* bytes of one matrix */
+    int type, rows, cols;
+    int row0, n_rows; /* weight rows [row0, row0 + n_rows); y's column 0 is row0 */
+    const void *xh;   /* converted x */
+    float *y;
+    int64_t y_row;
+    const int32_t *seg, *list;
+    int segs_max, x_div;
+    enum gemm_mode mode;
+};
+void cuda_gemm_grouped(struct kctx *c, const struct gemm_groups *g);
+
+/* x [n, cols] to the workspace's form at xh; gemm_xh_bytes() bytes. Row i of head h: i * heads + h. */
+size_t gemm_xh_bytes(int64_t rows, int64_t cols);
+void cuda_gemm_convert(struct kctx *c, void *xh, const float *x, int64_t x_row, int64_t x_head,
+                       int n_rows, int heads, int cols);
+
+#endif

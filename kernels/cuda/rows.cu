@@ -1,0 +1,186 @@
+/* kernels/cuda/rows.cu: the operations that work on one row at a time, without products.
+ *
+ * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.  Limits: none.
+ * Tested by: tests/gpu/check_ops.cu
+ *
+ * Formulas are kernels.h's. Each is bound by its launch, not by its bytes, so none is clever.
+ */
+#include "kernels/cuda/dense.cuh"
+#include "kernels/cuda/file_block.cuh"
+
+/* ---- feed ------------------------------------------------------------------------------------ */
+
+/* One more, up to 65535; rows of one step may feed the same token of one slot. */
+static __device__ void count_up(uint16_t *at) {
+    unsigned short seen = *(volatile unsigned short *)at;
+    while (seen < UINT16_MAX) {
+        unsigned short found = atomicCAS((unsigned short *)at, seen, (unsigned short)(seen + 1));
+        if (found == seen) return;
+        seen = found;
+    }
+}
+
+static __global__ void feed_kernel(const __grid_constant__ struct kbatch b,
+                                   const __grid_constant__ struct kseqs q) {
+    gdc_wait();
+    int t = blockIdx.x * blockDim.x + threadIdx.x;
+    if (t >= b.n_rows || b.slot[t] < 0) return;
+    int slot = b.slot[t], token = b.token[t];
+    if (token == K_TOKEN_LAST) token = q.last_token[slot];
+    /* A row without a finite logit sampled -1; its sequence is failed, its step must not be. */
+    if (token < 0 || token >= q.vocab) token = 0;
+    b.token[t] = token;
+    int64_t at = (int64_t)slot * q.vocab + token;
+    if (b.pos[t] < q.sampling[slot].n_prompt) q.seen_prompt[at] = 1;
+    else count_up(&q.seen_output[at]);
+}
+
+void cuda_feed(struct kctx *c, const struct kop_feed *o) {
+    if (o->batch->n_rows == 0) return;
+    launch(c, feed_kernel, (unsigned)ceil_div(o->batch->n_rows, 128), 128, 0, *o->batch, *o->seqs);
+}
+
+/* ---- angles ---------------------------------------------------------------------------------- */
+
+static __global__ void angles_kernel(const __grid_constant__ struct kbatch b, int n,
+                                     const double *freq, float *angles) {
+    gdc_wait();
+    int i = blockIdx.x * blockDim.x + threadIdx.x, t = i / n;
+    if (t >= b.n_rows) return;
+    double s, c, angle = b.slot[t] < 0 ? 0 : (double)b.pos[t] * freq[i % n];
+    sincos(angle, &s, &c);
+    angles[2 * (int64_t)i] = (float)c;
+    angles[2 * (int64_t)i + 1] = (float)s;
+}
+
+void cuda_angles(struct kctx *c, const struct kop_angles *o) {
+    int64_t n = (int64_t)o->batch->n_rows * o->n_pairs;
+    if (n == 0) return;
+    launch(c, angles_kernel, (unsigned)ceil_div(n, 128), 128, 0, *o->batch, o->n_pairs, o->freq,
+           o->angles);
+}
+
+/* ---- embed ----------------------------------------------------------------------------------- */
+
+/* The value of one element, rounded as the format's definition says (quant.h). */
+static __device__ float cell_value(int type, const struct cell_shape &s, const uint8_t *cell,
+                                   int r16, int b, int i) {
+    auto at = [&](int k) { return (int)cell[scale_cell_byte(type, s.code_bytes, r16, k)]; };
+    auto f16 = [&](int k) {
+        return __half2float(__ushort_as_half((unsigned short)(at(k) | at(k + 1) << 8)));
+    };
+    const int8_t iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                            1,    13,   25,  38,  53,  69,  89,  113};
+    float q = (float)cell_code(s, cell, r16, b, i);
+    int g = 2 * b + i / 16; /* group of sixteen */
+    switch (type) {
+    case KT_Q4_0: return __fmul_rn(f16(0), q - 8);
+    case KT_Q4_1:
+    case KT_Q5_1: return __fadd_rn(__fmul_rn(f16(0), q), f16(2));
+    case KT_Q5_0: return __fmul_rn(f16(0), q - 16);
+    case KT_Q8_0: return __fmul_rn(f16(0), q - 128);
+    case KT_IQ4_NL: return __fmul_rn(f16(0), (float)iq4[(int)q]);
+    case KT_Q2_K:
+        return __fsub_rn(__fmul_rn(__fmul_rn(f16(16), (float)(at(g) & 15)), q),
+                         __fmul_rn(f16(18), (float)(at(g) >> 4)));
+    case KT_Q3_K: {
+        int low = g < 8 ? at(g) & 15 : at(g - 8) >> 4, high = at(8 + g % 4) >> 2 * (g / 4) & 3;
+        return __fmul_rn(__fmul_rn(f16(12), (float)((low | high << 4) - 32)), q - 4);
+    }
+    case KT_Q4_K:
+    case KT_Q5_K: {
+        int a = b < 4 ? at(4 + b) & 63 : (at(8 + b) & 15) | at(b) >> 6 << 4;
+        int m = b < 4 ? at(8 + b) & 63 : at(8 + b) >> 4 | at(4 + b) >> 6 << 4;
+        return __fsub_rn(__fmul_rn(__fmul_rn(f16(0), (float)a), q), __fmul_rn(f16(2), (float)m));
+    }
+    case KT_Q6_K: return __fmul_rn(__fmul_rn(f16(16), (float)(int8_t)at(g)), q - 32);
+    case KT_IQ4_XS: {
+        int sh = at(2) | at(3) << 8, ls = (at(4 + b / 2) >> 4 * (b % 2) & 15) | (sh >> 2 * b & 3) << 4;
+        return __fmul_rn(__fmul_rn(f16(0), (float)(ls - 32)), (float)iq4[(int)q]);
+    }
+    }
+    return 0;
+}
+
+static __global__ void embed_kernel(const __grid_constant__ struct kbatch b, int type,
+                                    const uint8_t *table, int64_t cols, float *h) {
+    gdc_wait();
+    int t = blockIdx.y;
+    int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (col >= cols) return;
+    float v = 0;
+    if (b.slot[t] >= 0) {
+        int64_t row = b.token[t];
+        struct cell_shape s = cell_shape(type);
+        if (s.cols == 0) {
+            int bytes = dense_bytes(type);
+            v = dense_load(type, table + row * cols * bytes, col, 1).x;
+        } else {
+            const uint8_t *cell = table + (row / 16 * (cols / s.cols) + col / s.cols) * s.bytes;
+            v = cell_value(type, s, cell, (int)(row % 16), (int)(col % s.cols / 32),
+                           (int)(col % 32));
+        }
+    }
+    h[t * cols + col] = v;
+}
+
+void cuda_embed(struct kctx *c, const struct kop_embed *o) {
+    if (o->batch->n_rows == 0) return;
+    launch(c, embed_kernel,
+           dim3((unsigned)ceil_div(o->table->cols, 128), (unsigned)o->batch->n_rows), 128, 0,
+           *o->batch, o->table->type, (const uint8_t *)o->table->data, o->table->cols, o->h);
+}
+
+/* ---- norm, swiglu, gather ---------------------------------------------------------------------- */
+
+#define NORM_THREADS 512
+
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y) {
+    __shared__ float red[33];
+    gdc_trigger();
+    gdc_wait();
+    h += (int64_t)blockIdx.x * width;
+    y += (int64_t)blockIdx.x * width;
+    if (add) add += (int64_t)blockIdx.x * width;
+    float sum = 0;
+    for (int i = threadIdx.x; i < width; i += NORM_THREADS) {
+        float v = h[i];
+        if (add) h[i] = v += add[i];
+        sum += v * v;
+    }
+    float scale = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
+    for (int i = threadIdx.x; i < width; i += NORM_THREADS) y[i] = h[i] * scale * gain[i];
+}
+
+void cuda_norm(struct kctx *c, const struct kop_norm *o) {
+    if (o->n_rows == 0) return;
+    launch(c, norm_kernel, (unsigned)o->n_rows, NORM_THREADS, 0, o->width, o->h, o->add, o->gain,
+           o->eps, o->y);
+}
+
+static __global__ void swiglu_kernel(int64_t n, const float *gate, const float *up, float *act) {
+    gdc_trigger();
+    gdc_wait();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) act[i] = silu(gate[i]) * up[i];
+}
+
+void cuda_swiglu(struct kctx *c, const struct kop_swiglu *o) {
+    int64_t n = (int64_t)o->n_rows * o->width;
+    if (n == 0) return;
+    launch(c, swiglu_kernel, (unsigned)ceil_div(n, 256), 256, 0, n, o->gate, o->up, o->act);
+}
+
+static __global__ void gather_kernel(const int32_t *out_row, int width, const float *x, float *y) {
+    gdc_wait();
+    int row = out_row[blockIdx.y], i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < width)
+        y[(int64_t)blockIdx.y * width + i] = row < 0 ? 0 : x[(int64_t)row * width + i];
+}
+
+void cuda_gather(struct kctx *c, const struct kop_gather *o) {
+    if (o->batch->n_out == 0) return;
+    launch(c, gather_kernel, dim3((unsigned)ceil_div(o->width, 256), (unsigned)o->batch->n_out), 256,
+           0, o->batch->out_row, o->width, o->x, o->y);
+}
