@@ -2,6 +2,7 @@
  * exist once per instruction set.
  *
  * Owns: nothing.  Called by: cpu/ and its tests only; the worker sees kernels.h.
+ * Fails how: cannot.  Limits: CPU_*.  Tested by: tests/kernels/
  *
  * Everything that costs time goes through struct cpu_isa. Its three instances are one source
  * (inner.c, decode.c over simd.h) compiled three times, and give identical bits.

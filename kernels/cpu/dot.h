@@ -1,8 +1,8 @@
 /* kernels/cpu/dot.h: the order of additions, and the exponential: the arithmetic that every
  * instruction set must reproduce bit by bit.
  *
- * Owns: nothing; pure.  Called by: cpu/ and its tests.  Tested by: tests/kernels/test_matmul.c,
- * tests/kernels/test_ops.c
+ * Owns: nothing; pure.  Called by: cpu/ and its tests.  Fails how: cannot.  Limits: none.
+ * Tested by: tests/kernels/test_matmul.c, tests/kernels/test_ops.c
  *
  * A dot product keeps sixteen partial sums: lane i takes elements i, i + 16, i + 32, … by fused
  * multiply-add, beginning at +0. Sixteen, because that is one AVX-512 register, two of AVX2 and

@@ -20,8 +20,8 @@ int cpu_isa_list(const struct cpu_isa *out[3]) {
     int n = 0;
 #ifdef CPU_HAVE_X86
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                __builtin_cpu_supports("f16c");
+    /* F16C is older than AVX2, and not every compiler knows it by name. */
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (avx2 && avx512) out[n++] = &cpu_isa_avx512;

@@ -126,6 +126,7 @@ static void random_settings(struct rng *rng, struct bench *b) {
         for (int i = 0; i < p->n_bias; i++)
             p->bias_token[i] = rng_below(rng, b->vocab), p->bias_value[i] = 10 * rng_float(rng);
     }
+    p->top_logprobs = rng_below(rng, 3) ? 0 : rng_below(rng, K_TOP_MAX + 1);
     b->parts = 1 + rng_below(rng, 8);
     b->part_cols = (b->vocab + b->parts - 1) / b->parts + rng_below(rng, 3);
 }
