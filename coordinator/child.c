@@ -79,7 +79,9 @@ void child_kill(struct child *c) {
 }
 
 const char *child_ending(const struct child *c, char *buf, size_t n) {
-    if (c->signal) snprintf(buf, n, "signal %d", c->signal);
-    else snprintf(buf, n, "exit code %lld", (long long)c->exit_status);
+    if (c->signal)
+        snprintf(buf, n, "signal %d", c->signal);
+    else
+        snprintf(buf, n, "exit code %lld", (long long)c->exit_status);
     return buf;
 }

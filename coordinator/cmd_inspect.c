@@ -23,9 +23,12 @@ static void print_text(struct gguf_str s) {
     putchar('"');
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)s.p[i];
-        if (c == '\n') fputs("\\n", stdout);
-        else if (c < 32 || c == 127) printf("\\x%02x", c);
-        else putchar(c);
+        if (c == '\n')
+            fputs("\\n", stdout);
+        else if (c < 32 || c == 127)
+            printf("\\x%02x", c);
+        else
+            putchar(c);
     }
     fputs(n < s.n ? "\"…" : "\"", stdout);
 }
@@ -37,9 +40,12 @@ static void print_array(const struct gguf_kv *kv) {
     printf("[%" PRIu64 "] ", kv->count);
     for (uint64_t i = 0; i < MIN(kv->count, SHOWN_ELEMS); i++) {
         if (i) fputs(", ", stdout);
-        if (kv->elem_type == GGUF_STRING && gguf_next_str(kv, &c, &s)) print_text(s);
-        else if (gguf_array_i64(kv, i, &v) == OK) printf("%" PRId64, v);
-        else putchar('?');
+        if (kv->elem_type == GGUF_STRING && gguf_next_str(kv, &c, &s))
+            print_text(s);
+        else if (gguf_array_i64(kv, i, &v) == OK)
+            printf("%" PRId64, v);
+        else
+            putchar('?');
     }
     if (kv->count > SHOWN_ELEMS) fputs(", …", stdout);
 }
@@ -49,13 +55,18 @@ static void print_value(const struct gguf *g, const struct gguf_kv *kv, const ch
     uint64_t u;
     double d;
     bool b;
-    if (kv->type == GGUF_ARRAY) print_array(kv);
-    else if (kv->type == GGUF_STRING && gguf_get_str(g, key, &s, NULL) == OK) print_text(s);
+    if (kv->type == GGUF_ARRAY)
+        print_array(kv);
+    else if (kv->type == GGUF_STRING && gguf_get_str(g, key, &s, NULL) == OK)
+        print_text(s);
     else if (kv->type == GGUF_BOOL && gguf_get_bool(g, key, &b, NULL) == OK)
         fputs(b ? "true" : "false", stdout);
-    else if (gguf_get_u64(g, key, &u, NULL) == OK) printf("%" PRIu64, u);
-    else if (gguf_get_f64(g, key, &d, NULL) == OK) printf("%g", d);
-    else putchar('?');
+    else if (gguf_get_u64(g, key, &u, NULL) == OK)
+        printf("%" PRIu64, u);
+    else if (gguf_get_f64(g, key, &d, NULL) == OK)
+        printf("%g", d);
+    else
+        putchar('?');
 }
 
 static void print_metadata(const struct gguf *g) {
@@ -93,7 +104,8 @@ static void print_tensors(const struct gguf *g) {
         char shape[96];
         int n = 0;
         for (int d = 0; d < t->n_dims; d++)
-            n += snprintf(shape + n, sizeof shape - (size_t)n, "%s%" PRIu64, d ? " x " : "", t->ne[d]);
+            n += snprintf(shape + n, sizeof shape - (size_t)n, "%s%" PRIu64, d ? " x " : "",
+                          t->ne[d]);
         printf("  %-40s %-8s %s\n", t->name, gguf_type_info(t->type)->name, shape);
     }
 }

@@ -59,13 +59,16 @@ static void notify(const char *state) {
 static void on_api_stopped(void *user) {
     struct serve *s = user;
     s->api = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(s->signals); i++) uv_close((uv_handle_t *)&s->signals[i], NULL);
+    for (size_t i = 0; i < ARRAY_LEN(s->signals); i++)
+        uv_close((uv_handle_t *)&s->signals[i], NULL);
     uv_close((uv_handle_t *)&s->flush, NULL);
 }
 
 static void close_api(struct serve *s) {
-    if (s->api) api_stop(s->api, on_api_stopped, s);
-    else on_api_stopped(s);
+    if (s->api)
+        api_stop(s->api, on_api_stopped, s);
+    else
+        on_api_stopped(s);
 }
 
 static void on_flush(uv_timer_t *t) {

@@ -35,9 +35,9 @@ struct engine {
     struct fleet *fleet;
     uv_check_t check;
     uv_prepare_t prepare;
-    uv_idle_t idle;   /* active: there is more to do, do not sleep */
+    uv_idle_t idle; /* active: there is more to do, do not sleep */
     uv_timer_t timer;
-    int n_open;       /* handles to be closed, the fleet counting as one */
+    int n_open; /* handles to be closed, the fleet counting as one */
     /* notes */
     bool stop_asked, stop_now;
     /* what came of them */
@@ -54,7 +54,9 @@ struct engine {
     void *on_ready_user;
 };
 
-static uint64_t now_us(void) { return uv_hrtime() / 1000; }
+static uint64_t now_us(void) {
+    return uv_hrtime() / 1000;
+}
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -63,10 +65,16 @@ int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *id
     return sched_submit(e->sched, r, now_us(), id);
 }
 
-void engine_finish(struct engine *e, uint64_t id) { sched_finish(e->sched, id); }
-void engine_cancel(struct engine *e, uint64_t id) { sched_cancel(e->sched, id); }
+void engine_finish(struct engine *e, uint64_t id) {
+    sched_finish(e->sched, id);
+}
+void engine_cancel(struct engine *e, uint64_t id) {
+    sched_cancel(e->sched, id);
+}
 
-int engine_retry_after(const struct engine *e) { return sched_retry_after_s(e->sched); }
+int engine_retry_after(const struct engine *e) {
+    return sched_retry_after_s(e->sched);
+}
 
 /* ---- the tick, in the order of its steps ----------------------------------------------------- */
 
@@ -110,8 +118,10 @@ static bool commit_replies(struct engine *e, uint64_t now) {
     if (!t) return false;
     struct err_text err = {0};
     int rc = sched_commit(e->sched, t, now, &err);
-    if (rc == ERR_FORMAT) fleet_fail(e->fleet, 0, err.text, now);
-    else fleet_answer_done(e->fleet, now);
+    if (rc == ERR_FORMAT)
+        fleet_fail(e->fleet, 0, err.text, now);
+    else
+        fleet_answer_done(e->fleet, now);
     return true;
 }
 
@@ -138,7 +148,9 @@ static bool write_deltas(struct engine *e) {
 }
 
 static void close_all(struct engine *e);
-static void on_idle(uv_idle_t *h) { UNUSED(h); /* its being there keeps the loop awake */ }
+static void on_idle(uv_idle_t *h) {
+    UNUSED(h); /* its being there keeps the loop awake */
+}
 
 static void take_ends(struct engine *e) {
     if (fleet_state(e->fleet) != FLEET_STOPPED) return;
@@ -169,16 +181,24 @@ static void tick(struct engine *e) {
         more |= fleet_pending(e->fleet);
     }
     e->ticking = false;
-    if (more) uv_idle_start(&e->idle, on_idle);
-    else uv_idle_stop(&e->idle);
+    if (more)
+        uv_idle_start(&e->idle, on_idle);
+    else
+        uv_idle_stop(&e->idle);
     take_ends(e);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void on_check(uv_check_t *h) { tick(h->data); }
-static void on_prepare(uv_prepare_t *h) { tick(h->data); }
-static void on_timer(uv_timer_t *h) { UNUSED(h); /* woken: on_prepare comes next */ }
+static void on_check(uv_check_t *h) {
+    tick(h->data);
+}
+static void on_prepare(uv_prepare_t *h) {
+    tick(h->data);
+}
+static void on_timer(uv_timer_t *h) {
+    UNUSED(h); /* woken: on_prepare comes next */
+}
 
 static void take_defaults(struct engine_options *o) {
     if (o->depth == 0) o->depth = 1;
@@ -247,7 +267,9 @@ static void one_closed(struct engine *e) {
     if (--e->n_open == 0) e->done(e->done_user, e->exit_code);
 }
 
-static void on_handle_closed(uv_handle_t *h) { one_closed(h->data); }
+static void on_handle_closed(uv_handle_t *h) {
+    one_closed(h->data);
+}
 static void on_fleet_closed(void *user) {
     ((struct engine *)user)->fleet = NULL;
     one_closed(user);

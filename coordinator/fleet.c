@@ -6,9 +6,9 @@
  * Tested by: tests/unit/test_fleet.c, tests/faults
  *
  * Callbacks of libuv take notes (a child exited) or do nothing but wake the loop (the socket, the
- * timer); every decision is taken in fleet_tick. ZeroMQ's descriptor tells a change of state and not
- * that there is something to read, so the tick reads until nothing is left, and after sending too;
- * whoever sends afterwards asks fleet_pending before the loop may sleep.
+ * timer); every decision is taken in fleet_tick. ZeroMQ's descriptor tells a change of state and
+ * not that there is something to read, so the tick reads until nothing is left, and after sending
+ * too; whoever sends afterwards asks fleet_pending before the loop may sleep.
  *
  * Every loss goes the same way, whatever was lost and wherever: one log line that names rank, step
  * and cause; kill -9 the rest; see every exit; wait until the device has its memory back; start all
@@ -17,8 +17,8 @@
  * cannot finish a step, so there is no half-way state to get wrong. A worker that says its set-up
  * is wrong (exit code 2) would say so again: that ends the fleet.
  *
- * When the coordinator itself did not run for a while (a stopped process, a sleeping laptop), silence
- * is not the workers' fault: the clock of each starts anew.
+ * When the coordinator itself did not run for a while (a stopped process, a sleeping laptop),
+ * silence is not the workers' fault: the clock of each starts anew.
  */
 #include "coordinator/fleet.h"
 
@@ -27,83 +27,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "coordinator/cacheplan.h"
-#include "coordinator/child.h"
-#include "coordinator/launch.h"
-#include "coordinator/progress.h"
-#include "coordinator/sched.h"
+#include "coordinator/fleet_state.h"
 #include "proto/log.h"
-#include "proto/wire.h"
-
-#define SECOND_US       1000000ull
-#define STOP_BOUND_US   (5 * SECOND_US)   /* STOP to SIGKILL */
-#define LAST_WORDS_US   (SECOND_US / 5)   /* how long a dead worker's FAILED may still be on its way */
-#define FAILED_BOUND_US (2 * SECOND_US)   /* FAILED to the exit that it promises */
-#define HELLO_BOUND_US  (30 * SECOND_US)  /* start to HELLO */
-#define DELAY_MAX_US    (10 * SECOND_US)  /* cap of the back-off */
-#define ASLEEP_US       SECOND_US         /* a tick so late means that we were the ones asleep */
-#define ROWS_PER_SPAN   128               /* so many rows double the time a step may take */
-#define RESTARTS_KEPT   64
-
-struct worker {
-    int rank;
-    struct child child;
-    enum worker_state state;
-    bool hello, loaded, joined;
-    bool reachable;              /* its step socket is known to ours */
-    bool ended;                  /* its exit has been dealt with */
-    uint64_t spawned_us, heard_us, exit_seen_us, failed_us, deaf_us;
-    struct msg_loaded sizes;
-    struct msg_beat beat;
-    struct msg_failed failed; /* text empty: it said nothing */
-    uint64_t load_bytes, load_total;
-    uint64_t answered, last_step, last_step_us;
-    int restarts;
-    char device[96];
-    char last_error[256];
-};
-
-struct flight { /* a step in flight */
-    uint64_t id;
-    int rows;
-    uint64_t due_us;  /* set while it is the oldest */
-    bool has_tokens;
-    struct msg_tokens tokens;
-};
-
-struct fleet {
-    uv_loop_t *loop;
-    struct engine_options o;
-    struct launch launch;
-    struct wire *wire;
-    uv_poll_t poll;
-    enum fleet_state state;
-    uint32_t incarnation, generation;
-    struct worker w[LIMIT_RANKS];
-    int world;
-    int64_t pages;
-    int shm_fd;                 /* -1: none */
-    struct flight flight[SCHED_DEPTH_MAX];
-    int flight_head, n_flight;
-    struct msg *in;             /* what is being read */
-    bool has_pending;           /* `in` holds a message that was read to look */
-    struct wire_peer pending_from;
-    struct progress progress;
-    bool lost;
-    uint64_t tick_us, state_us, due_us; /* last tick, state entered, next thing due in it */
-    uint64_t restarts, restart_us[RESTARTS_KEPT];
-    int exit_code;
-    char why[256];
-    void (*closed)(void *user);
-    void *closed_user;
-};
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void enter(struct fleet *f, enum fleet_state state, uint64_t now_us) {
+void fleet_enter(struct fleet *f, enum fleet_state state, uint64_t now_us) {
     f->state = state;
     f->state_us = now_us;
 }
@@ -201,9 +132,7 @@ static void retire(struct fleet *f) {
     progress_end(&f->progress);
 }
 
-static void fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
-static void fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, ...) {
+void fleet_fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(f->why, sizeof f->why, fmt, ap);
@@ -212,7 +141,7 @@ static void fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, .
     f->exit_code = code;
     log_error("fleet_failed", "exit=%d why=\"%s\"", code, f->why);
     kill_all(f);
-    enter(f, FLEET_FAILED, now_us);
+    fleet_enter(f, FLEET_FAILED, now_us);
 }
 
 static bool settled(const struct fleet *f) { /* nothing more can be lost */
@@ -225,9 +154,7 @@ static uint64_t oldest_step(const struct fleet *f) {
 }
 
 /* The one way down: says it once, and takes the whole group with it. */
-static void lose(struct fleet *f, struct worker *w, uint64_t now_us, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
-static void lose(struct fleet *f, struct worker *w, uint64_t now_us, const char *fmt, ...) {
+void fleet_lose(struct fleet *f, struct worker *w, uint64_t now_us, const char *fmt, ...) {
     if (settled(f)) return;
     va_list ap;
     va_start(ap, fmt);
@@ -236,19 +163,23 @@ static void lose(struct fleet *f, struct worker *w, uint64_t now_us, const char 
     uint64_t step = oldest_step(f);
     bool loading = f->state == FLEET_LOADING || f->state == FLEET_JOINING;
     retire(f);
-    log_error("worker_lost", "rank=%d pid=%" PRId64 " incarnation=%u step=%" PRIu64 " while=%s"
+    log_error("worker_lost",
+              "rank=%d pid=%" PRId64 " incarnation=%u step=%" PRIu64 " while=%s"
               " cause=\"%s\"",
               w->rank, w->child.pid, f->incarnation, step,
-              loading ? "loading" : step ? "stepping" : "idle", w->last_error);
+              loading ? "loading"
+              : step  ? "stepping"
+                      : "idle",
+              w->last_error);
     snprintf(f->why, sizeof f->why, "rank %d was lost (%.200s), restarting", w->rank,
              w->last_error);
     w->state = WORKER_DEAD;
     kill_all(f);
-    enter(f, FLEET_CLEARING, now_us);
+    fleet_enter(f, FLEET_CLEARING, now_us);
 }
 
 void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us) {
-    lose(f, &f->w[rank], now_us, "%s", cause);
+    fleet_lose(f, &f->w[rank], now_us, "%s", cause);
 }
 
 bool fleet_take_lost(struct fleet *f) {
@@ -275,9 +206,11 @@ static void see_exit(struct fleet *f, struct worker *w, uint64_t now_us) {
     child_ending(&w->child, ending, sizeof ending);
     if (f->state == FLEET_STOPPING || f->state == FLEET_FAILED) return;
     if (is_final(w))
-        fatal(f, (int)w->child.exit_status, now_us, "rank %d: %.200s", w->rank,
-              w->failed.text[0] ? w->failed.text : ending);
-    else lose(f, w, now_us, "%s%s%.180s", ending, w->failed.text[0] ? ": " : "", w->failed.text);
+        fleet_fatal(f, (int)w->child.exit_status, now_us, "rank %d: %.200s", w->rank,
+                    w->failed.text[0] ? w->failed.text : ending);
+    else
+        fleet_lose(f, w, now_us, "%s%s%.180s", ending, w->failed.text[0] ? ": " : "",
+                   w->failed.text);
 }
 
 static void see_exits(struct fleet *f, uint64_t now_us) {
@@ -292,7 +225,7 @@ static void see_exits(struct fleet *f, uint64_t now_us) {
 static void spawn_all(struct fleet *f, uint64_t now_us) {
     struct err_text err = {0};
     f->incarnation++;
-    enter(f, FLEET_LOADING, now_us);
+    fleet_enter(f, FLEET_LOADING, now_us);
     for (int r = 0; r < f->world; r++) {
         struct worker *w = &f->w[r];
         struct child *c = &w->child;
@@ -307,7 +240,7 @@ static void spawn_all(struct fleet *f, uint64_t now_us) {
         if (rc == OK) rc = child_spawn(c, f->loop, f->launch.argv, f->launch.env, &err);
         if (rc < 0) {
             w->ended = true;
-            fatal(f, EXIT_SETUP, now_us, "rank %d: %.200s", r, err.text);
+            fleet_fatal(f, EXIT_SETUP, now_us, "rank %d: %.200s", r, err.text);
             return;
         }
         log_debug("spawned", "rank=%d pid=%" PRId64 " incarnation=%u", r, c->pid, f->incarnation);
@@ -336,8 +269,8 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     if (n > f->o.restarts_max) {
         char last[200];
         snprintf(last, sizeof last, "%.199s", f->why);
-        fatal(f, EXIT_FAILED, now_us, "%d restarts within %d s; %.180s", n, f->o.restart_window_s,
-              last);
+        fleet_fatal(f, EXIT_FAILED, now_us, "%d restarts within %d s; %.180s", n,
+                    f->o.restart_window_s, last);
         return;
     }
     uint64_t delay = (uint64_t)f->o.restart_delay_ms * 1000;
@@ -347,211 +280,7 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     log_info("restarting", "ranks=%d restarts=%" PRIu64 " in_window=%d delay_ms=%" PRIu64, f->world,
              f->restarts, n, delay / 1000);
     for (int r = 0; r < f->world; r++) f->w[r].state = WORKER_RECLAIMING;
-    enter(f, FLEET_WAITING, now_us);
-}
-
-/* ---- joining --------------------------------------------------------------------------------- */
-
-static int64_t plan_pages(const struct fleet *f) {
-    struct cache_room room = {.host_memory = !strcmp(f->o.device, "cpu"),
-                              .host_available_bytes = cache_host_available(),
-                              .free_bytes = UINT64_MAX,
-                              .world = f->world,
-                              .context = f->o.context,
-                              .max_seqs = f->o.max_seqs,
-                              .cache_tokens = f->o.cache_tokens};
-    for (int r = 0; r < f->world; r++) {
-        int shared = 0;
-        for (int k = 0; k < f->world; k++) shared += !strcmp(f->w[k].device, f->w[r].device);
-        room.ranks_per_device = MAX(room.ranks_per_device, shared);
-        room.free_bytes = MIN(room.free_bytes, f->w[r].sizes.free_bytes);
-        room.page_bytes = MAX(room.page_bytes, f->w[r].sizes.page_bytes);
-    }
-    return cache_plan_pages(&room);
-}
-
-static uint64_t shm_open_new(struct fleet *f) {
-    uint64_t bytes = 0;
-    for (int r = 0; r < f->world; r++) bytes = MAX(bytes, f->w[r].sizes.shm_bytes);
-    if (bytes == 0) return 0;
-    assert(f->shm_fd < 0);
-    f->shm_fd = memfd_create("octavo-collective", MFD_CLOEXEC);
-    if (f->shm_fd >= 0 && ftruncate(f->shm_fd, (off_t)bytes) == 0) return bytes;
-    return UINT64_MAX;
-}
-
-/* All are LOADED: says JOIN to everybody, with the same numbers. */
-static void join_all(struct fleet *f, uint64_t now_us) {
-    progress_end(&f->progress);
-    if (f->pages == 0) f->pages = plan_pages(f);
-    if (f->pages == 0) {
-        fatal(f, EXIT_SETUP, now_us, "cache: expected memory for a page of %d tokens, found none",
-              LIMIT_PAGE_TOKENS);
-        return;
-    }
-    uint64_t shm_bytes = shm_open_new(f);
-    if (shm_bytes == UINT64_MAX) {
-        fatal(f, EXIT_FAILED, now_us, "shared memory for the collectives: %s", strerror(errno));
-        return;
-    }
-    struct msg *m = f->in; /* nothing is being read */
-    m->type = MSG_JOIN;
-    m->join = (struct msg_join){.generation = ++f->generation,
-                                .world = f->world,
-                                .pages = f->pages,
-                                .shm_bytes = shm_bytes};
-    if (shm_bytes)
-        snprintf(m->join.shm_path, sizeof m->join.shm_path, "/proc/%d/fd/%d", (int)getpid(),
-                 f->shm_fd);
-    enter(f, FLEET_JOINING, now_us);
-    for (int r = 0; r < f->world; r++) {
-        int rc = wire_send(f->wire, (struct wire_peer){r, f->incarnation, 'c'}, m);
-        if (rc < 0) {
-            lose(f, &f->w[r], now_us, "JOIN could not be sent: %s", err_name(rc));
-            return;
-        }
-    }
-}
-
-/* JOINED came over the control socket and says nothing of the step socket, whose connection may
- * still be on its way: a step of generation 0 with nothing in it, which every worker drops, knocks. */
-static bool knock(struct fleet *f, struct worker *w, uint64_t now_us) {
-    struct msg *m = f->in; /* nothing is being read */
-    if (w->reachable) return true;
-    m->type = MSG_STEP;
-    m->step.id = 0;
-    m->step.generation = 0;
-    m->step.n_entries = m->step.n_tokens = m->step.n_pages = 0;
-    int rc = wire_send(f->wire, (struct wire_peer){w->rank, f->incarnation, 's'}, m);
-    if (rc < 0 && rc != ERR_CLOSED)
-        lose(f, w, now_us, "its step socket could not be reached: %s", err_name(rc));
-    return w->reachable = rc == OK;
-}
-
-static void check_joined(struct fleet *f, uint64_t now_us) {
-    for (int r = 0; r < f->world; r++)
-        if (!f->w[r].joined || !knock(f, &f->w[r], now_us)) return;
-    for (int r = 0; r < f->world; r++) f->w[r].state = WORKER_READY;
-    f->why[0] = 0;
-    enter(f, FLEET_READY, now_us);
-    log_info("joined", "ranks=%d generation=%u pages=%" PRId64 " cache_tokens=%" PRId64, f->world,
-             f->generation, f->pages, f->pages * LIMIT_PAGE_TOKENS);
-}
-
-/* ---- reading --------------------------------------------------------------------------------- */
-
-/* A stranger is ignored; one of ours that was built otherwise is a wrong set-up. */
-static void hear_hello(struct fleet *f, struct worker *w, const struct msg_hello *h,
-                       uint64_t now_us) {
-    if (strcmp(h->cookie, f->launch.cookie) || h->rank != w->rank || h->pid != w->child.pid) {
-        log_warn("hello_refused", "rank=%d pid=%" PRId64 " why=\"not a process of ours\"", h->rank,
-                 h->pid);
-        return;
-    }
-    if (h->protocol != MSG_PROTOCOL)
-        fatal(f, EXIT_SETUP, now_us, "%.120s: protocol: expected %d, found %u", f->o.worker_path,
-              MSG_PROTOCOL, h->protocol);
-    else if (h->limits != limits_digest())
-        fatal(f, EXIT_SETUP, now_us, "%.120s: digest of limits: expected %016" PRIx64
-              ", found %016" PRIx64, f->o.worker_path, limits_digest(), h->limits);
-    else if (strcmp(h->build, log_build()))
-        fatal(f, EXIT_SETUP, now_us, "%.120s: build: expected %s, found %.63s", f->o.worker_path,
-              log_build(), h->build);
-    else {
-        w->hello = true;
-        w->state = WORKER_LOADING;
-        snprintf(w->device, sizeof w->device, "%s", h->device);
-    }
-}
-
-/* Rank `w` has answered step `id`: the next one it owes, or it makes no sense. */
-static struct flight *answered(struct fleet *f, struct worker *w, uint64_t id, uint32_t generation,
-                               uint64_t now_us) {
-    if (generation != f->generation || f->state != FLEET_READY) return NULL;
-    for (int i = 0; i < f->n_flight; i++) {
-        struct flight *s = &f->flight[(f->flight_head + i) % SCHED_DEPTH_MAX];
-        if (s->id <= w->answered) continue;
-        if (s->id != id) break;
-        w->answered = w->last_step = id;
-        w->last_step_us = now_us;
-        w->state = i + 1 < f->n_flight ? WORKER_STEPPING : WORKER_READY;
-        return s;
-    }
-    lose(f, w, now_us, "it answered step %" PRIu64 ", which it does not owe", id);
-    return NULL;
-}
-
-static void hear_tokens(struct fleet *f, struct worker *w, const struct msg_tokens *t,
-                        uint64_t now_us) {
-    if (w->rank != 0) {
-        lose(f, w, now_us, "it sent TOKENS, which only rank 0 may");
-        return;
-    }
-    struct flight *s = answered(f, w, t->step_id, t->generation, now_us);
-    if (!s) return;
-    size_t used = offsetof(struct msg_tokens, tokens) + (size_t)t->n * sizeof t->tokens[0];
-    memcpy(&s->tokens, t, used);
-    s->has_tokens = true;
-}
-
-static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_t now_us) {
-    w->heard_us = now_us;
-    switch (m->type) {
-    case MSG_PROGRESS:
-        w->load_bytes = m->progress.bytes;
-        w->load_total = m->progress.total;
-        break;
-    case MSG_LOADED:
-        w->loaded = true;
-        w->state = WORKER_LOADED;
-        w->sizes = m->loaded;
-        w->load_bytes = w->load_total;
-        break;
-    case MSG_JOINED:
-        if (m->joined.generation == f->generation) w->joined = true;
-        break;
-    case MSG_TOKENS: hear_tokens(f, w, &m->tokens, now_us); break;
-    case MSG_DONE: answered(f, w, m->done.step_id, m->done.generation, now_us); break;
-    case MSG_BEAT: w->beat = m->beat; break;
-    case MSG_FAILED:
-        w->failed = m->failed;
-        w->failed_us = now_us;
-        break;
-    case MSG_HELLO:
-    case MSG_ABORTED: break;
-    default: lose(f, w, now_us, "it sent message type %d, which is ours to send", (int)m->type);
-    }
-}
-
-static void hear_from(struct fleet *f, struct wire_peer from, int rc, uint64_t now_us) {
-    struct msg *m = f->in;
-    if (from.rank < 0 || from.rank >= f->world || from.incarnation != f->incarnation) return;
-    struct worker *w = &f->w[from.rank];
-    if (rc == ERR_VERSION) hear_hello(f, w, &m->hello, now_us);
-    else if (rc < 0 && w->hello) lose(f, w, now_us, "it sent bytes that do not parse");
-    else if (rc < 0) return;
-    else if (m->type == MSG_HELLO && !w->hello) hear_hello(f, w, &m->hello, now_us);
-    else if (w->hello) hear(f, w, m, now_us);
-}
-
-static void read_all(struct fleet *f, uint64_t now_us) {
-    struct wire_peer from = f->pending_from;
-    int rc = f->has_pending ? OK : wire_recv(f->wire, &from, f->in, 0);
-    for (; rc != ERR_AGAIN && rc != ERR_SYS && rc != ERR_NOMEM;
-         rc = wire_recv(f->wire, &from, f->in, 0)) {
-        f->has_pending = false;
-        hear_from(f, from, rc, now_us);
-    }
-}
-
-bool fleet_pending(struct fleet *f) {
-    while (!f->has_pending) {
-        int rc = wire_recv(f->wire, &f->pending_from, f->in, 0);
-        if (rc == ERR_AGAIN || rc == ERR_SYS || rc == ERR_NOMEM) return false;
-        if (rc == OK) f->has_pending = true;
-        else hear_from(f, f->pending_from, rc, f->tick_us);
-    }
-    return true;
+    fleet_enter(f, FLEET_WAITING, now_us);
 }
 
 /* ---- the tick -------------------------------------------------------------------------------- */
@@ -562,41 +291,36 @@ static void check_silence(struct fleet *f, uint64_t now_us) {
         struct worker *w = &f->w[r];
         if (w->child.exited) continue; /* see_exit has the better story */
         if (!w->hello && now_us - w->spawned_us > HELLO_BOUND_US)
-            lose(f, w, now_us, "no HELLO within %llu s", HELLO_BOUND_US / SECOND_US);
+            fleet_lose(f, w, now_us, "no HELLO within %llu s", HELLO_BOUND_US / SECOND_US);
         else if (w->deaf_us && now_us - w->deaf_us > LAST_WORDS_US)
-            lose(f, w, now_us, "its step socket is closed");
+            fleet_lose(f, w, now_us, "its step socket is closed");
         else if (w->failed_us && now_us - w->failed_us > FAILED_BOUND_US)
-            lose(f, w, now_us, "%.200s", w->failed.text);
+            fleet_lose(f, w, now_us, "%.200s", w->failed.text);
         else if (w->hello && now_us - w->heard_us > bound)
-            lose(f, w, now_us, "no heartbeat for %.1f s", (double)(now_us - w->heard_us) / 1e6);
+            fleet_lose(f, w, now_us, "no heartbeat for %.1f s",
+                       (double)(now_us - w->heard_us) / 1e6);
     }
 }
 
 static void check_load(struct fleet *f, uint64_t now_us) {
-    uint64_t bytes = 0, total = 0;
+    uint64_t bytes = 0, total = 0, told = 0;
     bool all = true;
     if (now_us - f->state_us > (uint64_t)f->o.load_timeout_s * SECOND_US) {
         for (int r = 0; r < f->world; r++)
             if (!f->w[r].loaded) {
-                lose(f, &f->w[r], now_us, "not loaded within %d s", f->o.load_timeout_s);
+                fleet_lose(f, &f->w[r], now_us, "not loaded within %d s", f->o.load_timeout_s);
                 return;
             }
     }
     for (int r = 0; r < f->world; r++) {
         bytes += f->w[r].load_bytes;
         total += f->w[r].load_total;
+        told += f->w[r].load_total > 0;
         all &= f->w[r].loaded;
     }
-    if (total) progress_show(&f->progress, bytes, total, now_us);
-    if (all) join_all(f, now_us);
-}
-
-static void check_join(struct fleet *f, uint64_t now_us) {
-    if (now_us - f->state_us > (uint64_t)f->o.load_timeout_s * SECOND_US)
-        for (int r = 0; r < f->world; r++)
-            if (!f->w[r].joined)
-                lose(f, &f->w[r], now_us, "not joined within %d s", f->o.load_timeout_s);
-    if (f->state == FLEET_JOINING) check_joined(f, now_us);
+    /* shares are about equal: those who have not told theirs are taken for the mean */
+    if (told) progress_show(&f->progress, bytes, total / told * (uint64_t)f->world, now_us);
+    if (all) fleet_join_all(f, now_us);
 }
 
 static uint64_t step_bound_us(const struct fleet *f, int rows) {
@@ -615,15 +339,15 @@ static void check_step(struct fleet *f, uint64_t now_us) {
         n += snprintf(silent + n, sizeof silent - (size_t)n, "%s%d", n ? "," : "", r);
     }
     if (first)
-        lose(f, first, now_us, "no answer to a step of %d rows within %.1f s from ranks %s", s->rows,
-             (double)step_bound_us(f, s->rows) / 1e6, silent);
+        fleet_lose(f, first, now_us, "no answer to a step of %d rows within %.1f s from ranks %s",
+                   s->rows, (double)step_bound_us(f, s->rows) / 1e6, silent);
 }
 
 void fleet_tick(struct fleet *f, uint64_t now_us) {
     if (now_us - f->tick_us > ASLEEP_US)
         for (int r = 0; r < f->world; r++) f->w[r].heard_us = now_us;
     f->tick_us = now_us;
-    read_all(f, now_us);
+    fleet_hear_all(f, now_us);
     see_exits(f, now_us);
     switch (f->state) {
     case FLEET_LOADING:
@@ -632,7 +356,7 @@ void fleet_tick(struct fleet *f, uint64_t now_us) {
         break;
     case FLEET_JOINING:
         check_silence(f, now_us);
-        if (f->state == FLEET_JOINING) check_join(f, now_us);
+        if (f->state == FLEET_JOINING) fleet_check_join(f, now_us);
         break;
     case FLEET_READY:
         check_silence(f, now_us);
@@ -648,9 +372,10 @@ void fleet_tick(struct fleet *f, uint64_t now_us) {
         if (now_us >= f->due_us) kill_all(f);
         /* fall through */
     case FLEET_FAILED:
-        if (!any_open(f)) enter(f, FLEET_STOPPED, now_us);
+        if (!any_open(f)) fleet_enter(f, FLEET_STOPPED, now_us);
         break;
-    case FLEET_STOPPED: break;
+    case FLEET_STOPPED:
+        break;
     }
 }
 
@@ -675,7 +400,7 @@ void fleet_send(struct fleet *f, struct msg *m, uint64_t now_us) {
         if (rc == ERR_CLOSED) { /* most likely dead: its exit will tell more */
             if (!f->w[r].deaf_us) f->w[r].deaf_us = now_us;
         } else if (rc < 0) {
-            lose(f, &f->w[r], now_us, "a message could not be sent: %s", err_name(rc));
+            fleet_lose(f, &f->w[r], now_us, "a message could not be sent: %s", err_name(rc));
             return;
         }
         if (m->type == MSG_STEP) f->w[r].state = WORKER_STEPPING;
@@ -715,17 +440,29 @@ void fleet_stop(struct fleet *f, uint64_t now_us) {
     }
     snprintf(f->why, sizeof f->why, "stopping");
     f->due_us = now_us + STOP_BOUND_US;
-    enter(f, FLEET_STOPPING, now_us);
+    fleet_enter(f, FLEET_STOPPING, now_us);
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
-enum fleet_state fleet_state(const struct fleet *f) { return f->state; }
-const char *fleet_why(const struct fleet *f) { return f->why; }
-int fleet_exit_code(const struct fleet *f) { return f->exit_code; }
-int64_t fleet_pages(const struct fleet *f) { return f->pages; }
-uint64_t fleet_restarts(const struct fleet *f) { return f->restarts; }
-int fleet_world(const struct fleet *f) { return f->world; }
+enum fleet_state fleet_state(const struct fleet *f) {
+    return f->state;
+}
+const char *fleet_why(const struct fleet *f) {
+    return f->why;
+}
+int fleet_exit_code(const struct fleet *f) {
+    return f->exit_code;
+}
+int64_t fleet_pages(const struct fleet *f) {
+    return f->pages;
+}
+uint64_t fleet_restarts(const struct fleet *f) {
+    return f->restarts;
+}
+int fleet_world(const struct fleet *f) {
+    return f->world;
+}
 
 void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t now_us) {
     for (int r = 0; r < f->world; r++) {
@@ -750,7 +487,8 @@ void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t no
 void fleet_print(FILE *out, const struct fleet *f) {
     static const char *const names[] = {"waiting",  "loading",  "joining", "ready",
                                         "clearing", "stopping", "failed",  "stopped"};
-    fprintf(out, "fleet state=%s incarnation=%u generation=%u in_flight=%d oldest=%" PRIu64
+    fprintf(out,
+            "fleet state=%s incarnation=%u generation=%u in_flight=%d oldest=%" PRIu64
             " restarts=%" PRIu64 "\n",
             names[f->state], f->incarnation, f->generation, f->n_flight, oldest_step(f),
             f->restarts);

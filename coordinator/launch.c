@@ -28,8 +28,7 @@ int launch_init(struct launch *l) {
     *l = (struct launch){.self = {getpid(), child_start_time(getpid())}};
     uint8_t random[32];
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return ERR_SYS;
-    for (size_t i = 0; i < sizeof random; i++)
-        snprintf(l->cookie + 2 * i, 3, "%02x", random[i]);
+    for (size_t i = 0; i < sizeof random; i++) snprintf(l->cookie + 2 * i, 3, "%02x", random[i]);
     snprintf(l->endpoint, sizeof l->endpoint, "ipc://@octavo-%" PRId64 "-%" PRIu64 "-%u",
              l->self.pid, l->self.start_time, n_launches++);
     CPU_ZERO(&l->allowed);

@@ -2,8 +2,10 @@
  *
  * Owns: nothing but the bar's line.  Called by: fleet.c.  Fails how: it does not.
  *
- * A terminal gets one line that is redrawn ten times a second; anything else (a file, a journal)
- * gets ordinary log lines, at most one a second, because a carriage return there is rubbish.
+ * A terminal gets one line that is redrawn ten times a second, with the cursor left at its
+ * beginning, so that a log line of a worker writes over it and not behind it. Anything else (a
+ * file, a journal) gets ordinary log lines, at most one a second, because a carriage return there
+ * is rubbish.
  */
 #include "coordinator/progress.h"
 
@@ -18,7 +20,7 @@ static void draw(uint64_t bytes, uint64_t total) {
     char cells[BAR_CELLS + 1];
     for (int i = 0; i < BAR_CELLS; i++) cells[i] = i < filled ? '#' : '.';
     cells[BAR_CELLS] = 0;
-    fprintf(stderr, "\rloading [%s] %3d%%  %.1f of %.1f MB\x1b[K", cells,
+    fprintf(stderr, "loading [%s] %3d%%  %.1f of %.1f MB\x1b[K\r", cells,
             total ? (int)(bytes * 100 / total) : 0, (double)bytes / 1e6, (double)total / 1e6);
     fflush(stderr);
 }
@@ -39,7 +41,7 @@ void progress_show(struct progress *p, uint64_t bytes, uint64_t total, uint64_t 
 }
 
 void progress_end(struct progress *p) {
-    if (p->drawn) fputs("\r\x1b[K", stderr);
+    if (p->drawn) fputs("\x1b[K", stderr);
     fflush(stderr);
     p->drawn = false;
     p->last_us = p->last_bytes = 0;

@@ -24,15 +24,18 @@
 
 #define DEMONSTRATION "tests/models/tiny.gguf"
 
-static const char usage[] = "usage: octavo serve [OPTION…]\n"
-                            "Serves a model over HTTP, OpenAI style, with one worker process per rank.";
+static const char usage[] =
+    "usage: octavo serve [OPTION…]\n"
+    "Serves a model over HTTP, OpenAI style, with one worker process per rank.";
 
 static int read_options(struct settings *s, int argc, char **argv, struct err_text *err) {
 #define TEXT(n, v, field, def, h)                                                                  \
-    {.name = n, .value = v, .kind = OPT_STRING, .out = &s->field, .shown = def, .help = h}
+    { .name = n, .value = v, .kind = OPT_STRING, .out = &s->field, .shown = def, .help = h }
 #define NUMBER(n, v, field, lo, hi, def, h)                                                        \
-    {.name = n, .value = v, .kind = OPT_INT, .out = &s->field, .min = lo, .max = hi,               \
-     .shown = def, .help = h}
+    {                                                                                              \
+        .name = n, .value = v, .kind = OPT_INT, .out = &s->field, .min = lo, .max = hi,            \
+        .shown = def, .help = h                                                                    \
+    }
     const struct opt rows[] = {
         TEXT("model", "PATH", model, "the demonstration model",
              "GGUF file to serve, or any part of a split one."),
@@ -40,8 +43,12 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
              "Name that requests must ask for."),
         NUMBER("tp", "N", tp, 1, LIMIT_RANKS, "8 on cpu, one per GPU on cuda",
                "Ranks, one worker process each; must divide the model's heads."),
-        {.name = "device", .kind = OPT_CHOICE, .out = &s->device, .choices = "cpu|cuda",
-         .shown = "cuda if there is a GPU and a worker for it", .help = "Backend of the workers."},
+        {.name = "device",
+         .kind = OPT_CHOICE,
+         .out = &s->device,
+         .choices = "cpu|cuda",
+         .shown = "cuda if there is a GPU and a worker for it",
+         .help = "Backend of the workers."},
         TEXT("host", "ADDRESS", host, "127.0.0.1", "Address to listen on."),
         NUMBER("port", "N", port, 0, 65535, "8000", "Port to listen on; 0: any free one."),
         NUMBER("ctx", "TOKENS", ctx, 2, LIMIT_CONTEXT_TOKENS, "the model's",
@@ -65,8 +72,12 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
         TEXT("log-level", "LEVEL", log_level, "info", "debug, info, warn or error."),
         TEXT("log-file", "FILE", log_file, "standard error",
              "Where this program logs; opened again on SIGHUP."),
-        {.name = "worker", .value = "PATH", .kind = OPT_STRING, .out = &s->worker,
-         .help = "The worker's program.", .hidden = true},
+        {.name = "worker",
+         .value = "PATH",
+         .kind = OPT_STRING,
+         .out = &s->worker,
+         .help = "The worker's program.",
+         .hidden = true},
     };
 #undef TEXT
 #undef NUMBER
@@ -141,16 +152,25 @@ static int find_device(struct settings *s, const char *folder, struct err_text *
 int settings_read(struct settings *s, int argc, char **argv, struct err_text *err) {
     char folder[PATH_MAX];
     enum log_level level;
-    *s = (struct settings){.host = "127.0.0.1", .port = 8000, .max_seqs = 64, .pipeline = 1,
-                           .max_step_tokens = 512, .load_timeout = 3600, .step_timeout = 60,
-                           .drain_timeout = 60, .restarts_max = 10, .log_level = "info"};
+    *s = (struct settings){.host = "127.0.0.1",
+                           .port = 8000,
+                           .max_seqs = 64,
+                           .pipeline = 1,
+                           .max_step_tokens = 512,
+                           .load_timeout = 3600,
+                           .step_timeout = 60,
+                           .drain_timeout = 60,
+                           .restarts_max = 10,
+                           .log_level = "info"};
     TRY(read_options(s, argc, argv, err));
     if (!log_parse_level(s->log_level, &level))
         return err_set(err, ERR_SETUP, "--log-level: expected debug, info, warn or error, found %s",
                        s->log_level);
     if (s->max_step_tokens < s->max_seqs)
-        return err_set(err, ERR_SETUP, "--max-step-tokens: expected at least --max-seqs %" PRId64
-                       ", found %" PRId64, s->max_seqs, s->max_step_tokens);
+        return err_set(err, ERR_SETUP,
+                       "--max-step-tokens: expected at least --max-seqs %" PRId64
+                       ", found %" PRId64,
+                       s->max_seqs, s->max_step_tokens);
     TRY(own_folder(folder, err));
     TRY(find_model(s, folder, err));
     if (!s->model_name) {
@@ -166,8 +186,9 @@ int settings_fit(struct settings *s, const struct gguf *g, struct err_text *err)
     uint64_t context, heads;
     int rc = gguf_get_str(g, "general.architecture", &arch, err);
     if (rc < 0 || arch.n > 32)
-        return err_set(err, ERR_SETUP, "%.300s: general.architecture: expected a short string, found %s",
-                       s->model, rc < 0 ? "none" : "a long one");
+        return err_set(err, ERR_SETUP,
+                       "%.300s: general.architecture: expected a short string, found %s", s->model,
+                       rc < 0 ? "none" : "a long one");
     snprintf(key, sizeof key, "%.*s.context_length", (int)arch.n, arch.p);
     rc = gguf_get_u64(g, key, &context, err);
     if (rc < 0 || context < 2)
@@ -175,12 +196,14 @@ int settings_fit(struct settings *s, const struct gguf *g, struct err_text *err)
                        s->model, key);
     if (context > LIMIT_CONTEXT_TOKENS) context = LIMIT_CONTEXT_TOKENS;
     if (s->ctx > (int64_t)context)
-        return err_set(err, ERR_SETUP, "--ctx: expected at most the model's %" PRIu64
-                       " tokens, found %" PRId64, context, s->ctx);
+        return err_set(err, ERR_SETUP,
+                       "--ctx: expected at most the model's %" PRIu64 " tokens, found %" PRId64,
+                       context, s->ctx);
     if (s->ctx == 0) s->ctx = (int64_t)context;
     snprintf(key, sizeof key, "%.*s.attention.head_count", (int)arch.n, arch.p);
     if (gguf_get_u64(g, key, &heads, NULL) == OK && heads % (uint64_t)s->tp)
-        return err_set(err, ERR_SETUP, "--tp: expected a divisor of the model's %" PRIu64
-                       " heads, found %" PRId64, heads, s->tp);
+        return err_set(err, ERR_SETUP,
+                       "--tp: expected a divisor of the model's %" PRIu64 " heads, found %" PRId64,
+                       heads, s->tp);
     return OK;
 }

@@ -1,14 +1,12 @@
 /* tests/unit/fake_worker.c: a worker without a model, for tests of the coordinator.
  *
- * Speaks the protocol; samples token 100 + hash(seed, all tokens of the slot) mod 800, so that a test
- * can tell what every stream must be. FAKE_FAULT="KIND RANK INCARNATION STEP" makes one rank of one
- * incarnation (0: of every one) misbehave, at its STEPth step where that has a meaning:
- *   die       exits by SIGKILL          hang      beats, but never answers again
- *   stop      stops itself (SIGSTOP)    lie       answers for a slot that was not asked for
- *   setup     FAILED with exit code 2 instead of LOADED
- *   device    FAILED with exit code 3 at that step
- *   unload    dies before LOADED        build     says HELLO with another build
- *   stay      does not follow STOP
+ * Speaks the protocol; samples token 100 + hash(seed, all tokens of the slot) mod 800, so that a
+ * test can tell what every stream must be. FAKE_FAULT="KIND RANK INCARNATION STEP" makes one rank
+ * of one incarnation (0: of every one) misbehave, at its STEPth step where that has a meaning: die
+ * exits by SIGKILL          hang      beats, but never answers again stop      stops itself
+ * (SIGSTOP)    lie       answers for a slot that was not asked for setup     FAILED with exit code
+ * 2 instead of LOADED device    FAILED with exit code 3 at that step unload    dies before LOADED
+ * build     says HELLO with another build stay      does not follow STOP
  *
  * Owns: its slots.  Called by: fleet.c through test_fleet.c and test_engine.c.
  * Fails how: exit code 1.
@@ -104,9 +102,12 @@ static void run_step(const struct msg_step *s) {
             q->tokens[q->n++] = e->token_at < 0 ? q->last : s->tokens[e->token_at + k];
         if (!e->samples) continue;
         q->last = sample(q);
-        out.tokens.tokens[out.tokens.n++] = (struct msg_token){
-            .slot = e->slot, .slot_generation = e->slot_generation, .pos = q->n, .token = q->last,
-            .logprob = -1};
+        out.tokens.tokens[out.tokens.n++] =
+            (struct msg_token){.slot = e->slot,
+                               .slot_generation = e->slot_generation,
+                               .pos = q->n,
+                               .token = q->last,
+                               .logprob = -1};
     }
     if (fault("lie") && o.at == n_steps) out.tokens.tokens[0].slot ^= 1;
     if (o.rank == 0) {
@@ -132,11 +133,14 @@ static void hear(struct wire *w, const struct msg *m) {
         slots[m->admit.slot].seed = m->admit.sampling.seed;
         slots[m->admit.slot].n = 0;
         break;
-    case MSG_STEP: run_step(&m->step); break;
+    case MSG_STEP:
+        run_step(&m->step);
+        break;
     case MSG_STOP:
         if (fault("stay")) break;
         exit(EXIT_ASKED);
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -152,9 +156,16 @@ static void parse(int argc, char **argv) {
         {.name = "context", .value = "N", .kind = OPT_INT, .out = &o.context, .max = 1 << 30},
         {.name = "max-slots", .value = "N", .kind = OPT_INT, .out = &o.slots, .max = 1 << 30},
         {.name = "max-rows", .value = "N", .kind = OPT_INT, .out = &o.rows, .max = 1 << 30},
-        {.name = "incarnation", .value = "N", .kind = OPT_INT, .out = &o.incarnation, .max = 1 << 30},
+        {.name = "incarnation",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o.incarnation,
+         .max = 1 << 30},
         {.name = "parent-pid", .value = "N", .kind = OPT_INT, .out = &o.parent_pid, .max = 1 << 30},
-        {.name = "parent-start", .value = "N", .kind = OPT_INT, .out = &o.parent_start,
+        {.name = "parent-start",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o.parent_start,
          .max = INT64_MAX},
         {.name = "model", .value = "S", .kind = OPT_STRING, .out = &o.model},
         {.name = "device", .value = "S", .kind = OPT_STRING, .out = &o.device},
@@ -182,17 +193,21 @@ int main(int argc, char **argv) {
     self.channel = 's';
     if (wire_connect(&steps, o.connect, self, &err) < 0) return EXIT_FAILED;
     const char *cookie = getenv("OCTAVO_COOKIE");
-    out.hello = (struct msg_hello){.protocol = MSG_PROTOCOL, .limits = limits_digest(),
-                                   .rank = (int32_t)o.rank, .pid = getpid(), .device = "fake"};
+    out.hello = (struct msg_hello){.protocol = MSG_PROTOCOL,
+                                   .limits = limits_digest(),
+                                   .rank = (int32_t)o.rank,
+                                   .pid = getpid(),
+                                   .device = "fake"};
     snprintf(out.hello.build, sizeof out.hello.build, "%s", fault("build") ? "other" : log_build());
     snprintf(out.hello.cookie, sizeof out.hello.cookie, "%s", cookie ? cookie : "");
+    if (fault("protocol")) out.hello.protocol = MSG_PROTOCOL + 1;
     say(control, MSG_HELLO);
     if (fault("setup")) fail_with(EXIT_SETUP, "tiny.gguf: expected a model, found a poem");
     if (fault("unload")) raise(SIGKILL);
     out.progress = (struct msg_progress){50, 100};
     say(control, MSG_PROGRESS);
-    out.loaded = (struct msg_loaded){.page_bytes = 1000, .free_bytes = 1 << 30,
-                                     .shm_bytes = o.world > 1 ? 4096 : 0};
+    out.loaded = (struct msg_loaded){
+        .page_bytes = 1000, .free_bytes = 1 << 30, .shm_bytes = o.world > 1 ? 4096 : 0};
     say(control, MSG_LOADED);
     uint64_t beat = now_ms();
     for (;;) {

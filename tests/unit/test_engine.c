@@ -3,12 +3,12 @@
  * tests/unit/fake_worker.c samples a hash of everything it was fed, so each stream has one right
  * text, whatever died meanwhile. A watchdog timer fails the test instead of hanging it.
  */
+#include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,7 +58,9 @@ static void on_done(void *user, int code) {
     uv_close((uv_handle_t *)&w->watchdog, NULL);
 }
 
-static void stop(struct world *w, bool now) { engine_stop(w->e, now, on_done, w); }
+static void stop(struct world *w, bool now) {
+    engine_stop(w->e, now, on_done, w);
+}
 
 static void note_pids(struct world *w) {
     static struct engine_status s;
@@ -126,8 +128,11 @@ static struct req *submit(struct world *w, int n_prompt, int max_tokens) {
         r->hash = mix(r->hash, (uint64_t)r->prompt[i]);
     }
     r->expected = (int32_t)(100 + r->hash % 800);
-    q = (struct engine_request){.tokens = r->prompt, .n_tokens = n_prompt, .max_tokens = max_tokens,
-                                .sink = sink, .user = r};
+    q = (struct engine_request){.tokens = r->prompt,
+                                .n_tokens = n_prompt,
+                                .max_tokens = max_tokens,
+                                .sink = sink,
+                                .user = r};
     q.sampling.top_p = q.sampling.repetition = 1;
     q.sampling.seed = r->seed;
     assert_int_equal(engine_submit(w->e, &q, &r->id), OK);
@@ -145,12 +150,21 @@ static struct world *start(int tp, const char *fault) {
     assert_non_null(w);
     w->done_code = w->fatal_code = -1;
     w->stop_when_idle = true;
-    w->o = (struct engine_options){.model_path = "none.gguf", .worker_path = worker, .device = "cpu",
-                                   .tp = tp, .max_seqs = 16, .max_step_rows = 64, .context = 1000,
-                                   .eog = &eog, .n_eog = 1, .load_timeout_s = 30,
+    w->o = (struct engine_options){.model_path = "none.gguf",
+                                   .worker_path = worker,
+                                   .device = "cpu",
+                                   .tp = tp,
+                                   .max_seqs = 16,
+                                   .max_step_rows = 64,
+                                   .context = 1000,
+                                   .eog = &eog,
+                                   .n_eog = 1,
+                                   .load_timeout_s = 30,
                                    .cache_tokens = 64 * 64,
-                                   .step_timeout_s = 1, .drain_timeout_s = 20,
-                                   .restart_delay_ms = 5, .restarts_max = 3};
+                                   .step_timeout_s = 1,
+                                   .drain_timeout_s = 20,
+                                   .restart_delay_ms = 5,
+                                   .restarts_max = 3};
     assert_int_equal(uv_loop_init(&w->loop), 0);
     uv_timer_init(&w->loop, &w->watchdog);
     uv_timer_start(&w->watchdog, on_watchdog, 60000, 0);
@@ -230,6 +244,7 @@ static void a_wrong_set_up_is_not_tried_again(void **state) {
         int code;
     } cases[] = {{"setup 1 0 0", "rank 1: tiny.gguf: expected a model, found a poem", EXIT_SETUP},
                  {"build 0 0 0", "build: expected", EXIT_SETUP},
+                 {"protocol 0 0 0", "protocol: expected 1, found 2", EXIT_SETUP},
                  {"device 1 0 3", "rank 1: the device fell off the bus", EXIT_DEVICE}};
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         struct world *w = start(2, cases[c].fault);

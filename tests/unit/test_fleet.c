@@ -1,11 +1,11 @@
-/* tests/unit/test_fleet.c: what the fleet plans before it starts anybody: cores, cache pages, command
- * lines. Its life with processes is tested through the engine, in test_engine.c.
+/* tests/unit/test_fleet.c: what the fleet plans before it starts anybody: cores, cache pages,
+ * command lines. Its life with processes is tested through the engine, in test_engine.c.
  */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -54,8 +54,13 @@ static void fewer_cores_than_workers_are_shared(void **state) {
 
 static void the_cache_is_as_large_as_useful_and_no_larger_than_there_is_room(void **state) {
     UNUSED(state);
-    struct cache_room r = {.host_memory = true, .host_available_bytes = 8000000, .free_bytes = 1000,
-                           .ranks_per_device = 4, .world = 4, .page_bytes = 1000, .context = 640,
+    struct cache_room r = {.host_memory = true,
+                           .host_available_bytes = 8000000,
+                           .free_bytes = 1000,
+                           .ranks_per_device = 4,
+                           .world = 4,
+                           .page_bytes = 1000,
+                           .context = 640,
                            .max_seqs = 2};
     assert_int_equal(cache_plan_pages(&r), 22); /* two sequences of ten pages, one to spare each */
     r.max_seqs = 1000;
@@ -88,9 +93,14 @@ static const char *value_of(char **argv, const char *name) {
 static void a_command_line_says_who_and_the_environment_proves_it(void **state) {
     UNUSED(state);
     struct launch a, b;
-    struct engine_options o = {.worker_path = "/w", .model_path = "/m with space.gguf",
-                               .device = "cuda", .tp = 3, .n_devices = 2, .context = 77,
-                               .max_seqs = 5, .max_step_rows = 9};
+    struct engine_options o = {.worker_path = "/w",
+                               .model_path = "/m with space.gguf",
+                               .device = "cuda",
+                               .tp = 3,
+                               .n_devices = 2,
+                               .context = 77,
+                               .max_seqs = 5,
+                               .max_step_rows = 9};
     setenv("OCTAVO_COOKIE", "inherited", 1);
     assert_int_equal(launch_init(&a), OK);
     assert_int_equal(launch_init(&b), OK);

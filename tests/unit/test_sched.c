@@ -89,8 +89,12 @@ static uint64_t mix(uint64_t h, uint64_t x) {
     return h ^ h >> 29;
 }
 
-static uint64_t next_random(struct sim *m) { return m->rng = mix(m->rng + 1, 0xA5A5A5A5u) | 1; }
-static int below(struct sim *m, int n) { return (int)((next_random(m) >> 20) % (uint64_t)n); }
+static uint64_t next_random(struct sim *m) {
+    return m->rng = mix(m->rng + 1, 0xA5A5A5A5u) | 1;
+}
+static int below(struct sim *m, int n) {
+    return (int)((next_random(m) >> 20) % (uint64_t)n);
+}
 
 /* The text a request is owed. */
 static void expect(struct req *r) {
@@ -229,8 +233,7 @@ static bool sim_plan(struct sim *m) {
         return false;
     }
     if (!sched_plan(m->s, m->now_us, &p->plan)) return false;
-    for (int i = 0; i < p->plan.n_admits; i++)
-        sched_admit(m->s, p->plan.admits[i], &p->admits[i]);
+    for (int i = 0; i < p->plan.n_admits; i++) sched_admit(m->s, p->plan.admits[i], &p->admits[i]);
     const struct msg_step *step = &p->plan.msg.step;
     int rows = 0;
     bool prefill_seen = false;
@@ -521,8 +524,8 @@ static void a_stop_string_met_on_the_last_token_still_reads_stop(void **state) {
     assert_true(sim_plan(m));
     const struct msg_entry *e = &m->queue[0].plan.msg.step.entries[0];
     t = (struct msg_tokens){.step_id = m->queue[0].plan.msg.step.id, .n = 1};
-    t.tokens[0] = (struct msg_token){.slot = e->slot, .slot_generation = e->slot_generation, .pos = 7,
-                                     .token = 5};
+    t.tokens[0] = (struct msg_token){
+        .slot = e->slot, .slot_generation = e->slot_generation, .pos = 7, .token = 5};
     assert_int_equal(sched_commit(m->s, &t, 0, NULL), OK);
     int n;
     const struct sched_event *ev = sched_events(m->s, &n);

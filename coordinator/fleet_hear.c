@@ -1,0 +1,143 @@
+/* coordinator/fleet_hear.c: what the workers say, and whether it can be believed.
+ *
+ * Owns: nothing.  Called by: fleet.c from its tick.
+ * Fails how: a rank that makes no sense is lost; one of another build ends the fleet (EXIT_SETUP).
+ * Limits: LIMIT_RANKS.  Tested by: tests/unit/test_engine.c
+ *
+ * A message counts only if its sender's incarnation is the present one, if that process has shown
+ * the cookie in its HELLO, and, for answers, if the generation is the present one. The rest is late
+ * or foreign, and dropped.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "coordinator/fleet_state.h"
+#include "proto/log.h"
+
+/* A stranger is ignored; one of ours that was built otherwise is a wrong set-up. */
+static void hear_hello(struct fleet *f, struct worker *w, const struct msg_hello *h,
+                       uint64_t now_us) {
+    if (strcmp(h->cookie, f->launch.cookie) || h->rank != w->rank || h->pid != w->child.pid) {
+        log_warn("hello_refused", "rank=%d pid=%" PRId64 " why=\"not a process of ours\"", h->rank,
+                 h->pid);
+        return;
+    }
+    if (h->limits != limits_digest())
+        fleet_fatal(f, EXIT_SETUP, now_us,
+                    "%.120s: digest of limits: expected %016" PRIx64 ", found %016" PRIx64,
+                    f->o.worker_path, limits_digest(), h->limits);
+    else if (strcmp(h->build, log_build()))
+        fleet_fatal(f, EXIT_SETUP, now_us, "%.120s: build: expected %s, found %.63s",
+                    f->o.worker_path, log_build(), h->build);
+    else {
+        w->hello = true;
+        w->state = WORKER_LOADING;
+        snprintf(w->device, sizeof w->device, "%s", h->device);
+    }
+}
+
+/* Rank `w` has answered step `id`: the next one it owes, or it makes no sense. */
+static struct flight *answered(struct fleet *f, struct worker *w, uint64_t id, uint32_t generation,
+                               uint64_t now_us) {
+    if (generation != f->generation || f->state != FLEET_READY) return NULL;
+    for (int i = 0; i < f->n_flight; i++) {
+        struct flight *s = &f->flight[(f->flight_head + i) % SCHED_DEPTH_MAX];
+        if (s->id <= w->answered) continue;
+        if (s->id != id) break;
+        w->answered = w->last_step = id;
+        w->last_step_us = now_us;
+        w->state = i + 1 < f->n_flight ? WORKER_STEPPING : WORKER_READY;
+        return s;
+    }
+    fleet_lose(f, w, now_us, "it answered step %" PRIu64 ", which it does not owe", id);
+    return NULL;
+}
+
+static void hear_tokens(struct fleet *f, struct worker *w, const struct msg_tokens *t,
+                        uint64_t now_us) {
+    if (w->rank != 0) {
+        fleet_lose(f, w, now_us, "it sent TOKENS, which only rank 0 may");
+        return;
+    }
+    struct flight *s = answered(f, w, t->step_id, t->generation, now_us);
+    if (!s) return;
+    size_t used = offsetof(struct msg_tokens, tokens) + (size_t)t->n * sizeof t->tokens[0];
+    memcpy(&s->tokens, t, used);
+    s->has_tokens = true;
+}
+
+static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_t now_us) {
+    w->heard_us = now_us;
+    switch (m->type) {
+    case MSG_PROGRESS:
+        w->load_bytes = m->progress.bytes;
+        w->load_total = m->progress.total;
+        break;
+    case MSG_LOADED:
+        w->loaded = true;
+        w->state = WORKER_LOADED;
+        w->sizes = m->loaded;
+        w->load_bytes = w->load_total;
+        break;
+    case MSG_JOINED:
+        if (m->joined.generation == f->generation) w->joined = true;
+        break;
+    case MSG_TOKENS:
+        hear_tokens(f, w, &m->tokens, now_us);
+        break;
+    case MSG_DONE:
+        answered(f, w, m->done.step_id, m->done.generation, now_us);
+        break;
+    case MSG_BEAT:
+        w->beat = m->beat;
+        break;
+    case MSG_FAILED:
+        w->failed = m->failed;
+        w->failed_us = now_us;
+        break;
+    case MSG_HELLO:
+    case MSG_ABORTED:
+        break;
+    default:
+        fleet_lose(f, w, now_us, "it sent message type %d, which is ours to send", (int)m->type);
+    }
+}
+
+static void hear_from(struct fleet *f, struct wire_peer from, int rc, uint64_t now_us) {
+    struct msg *m = f->in;
+    if (from.rank < 0 || from.rank >= f->world || from.incarnation != f->incarnation) return;
+    struct worker *w = &f->w[from.rank];
+    if (rc == ERR_VERSION) /* nothing else of such a HELLO can be read */
+        fleet_fatal(f, EXIT_SETUP, now_us, "%.120s: protocol: expected %d, found %u",
+                    f->o.worker_path, MSG_PROTOCOL, m->hello.protocol);
+    else if (rc < 0 && w->hello)
+        fleet_lose(f, w, now_us, "it sent bytes that do not parse");
+    else if (rc < 0)
+        return;
+    else if (m->type == MSG_HELLO && !w->hello)
+        hear_hello(f, w, &m->hello, now_us);
+    else if (w->hello)
+        hear(f, w, m, now_us);
+}
+
+void fleet_hear_all(struct fleet *f, uint64_t now_us) {
+    struct wire_peer from = f->pending_from;
+    int rc = f->has_pending ? OK : wire_recv(f->wire, &from, f->in, 0);
+    for (; rc != ERR_AGAIN && rc != ERR_SYS && rc != ERR_NOMEM;
+         rc = wire_recv(f->wire, &from, f->in, 0)) {
+        f->has_pending = false;
+        hear_from(f, from, rc, now_us);
+    }
+}
+
+bool fleet_pending(struct fleet *f) {
+    while (!f->has_pending) {
+        int rc = wire_recv(f->wire, &f->pending_from, f->in, 0);
+        if (rc == ERR_AGAIN || rc == ERR_SYS || rc == ERR_NOMEM) return false;
+        if (rc == OK)
+            f->has_pending = true;
+        else
+            hear_from(f, f->pending_from, rc, f->tick_us);
+    }
+    return true;
+}

@@ -1,0 +1,117 @@
+/* coordinator/fleet_join.c: from LOADED to READY: one cache size, one shared memory, one
+ * generation.
+ *
+ * Owns: the shared memory of the present generation.  Called by: fleet.c from its tick.
+ * Fails how: a rank is lost, or the fleet ends with EXIT_SETUP when no cache page fits.
+ * Tested by: tests/unit/test_engine.c, tests/unit/test_fleet.c
+ *
+ * Every generation of the communicator has memory of its own: what a dead rank left half done in
+ * the old one is never read. It has no name in any file system; workers open it through this
+ * process's descriptor, so it is gone when the last of us is.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "coordinator/cacheplan.h"
+#include "coordinator/fleet_state.h"
+#include "proto/log.h"
+
+static int64_t plan_pages(const struct fleet *f) {
+    struct cache_room room = {.host_memory = !strcmp(f->o.device, "cpu"),
+                              .host_available_bytes = cache_host_available(),
+                              .free_bytes = UINT64_MAX,
+                              .world = f->world,
+                              .context = f->o.context,
+                              .max_seqs = f->o.max_seqs,
+                              .cache_tokens = f->o.cache_tokens};
+    for (int r = 0; r < f->world; r++) {
+        int shared = 0;
+        for (int k = 0; k < f->world; k++) shared += !strcmp(f->w[k].device, f->w[r].device);
+        room.ranks_per_device = MAX(room.ranks_per_device, shared);
+        room.free_bytes = MIN(room.free_bytes, f->w[r].sizes.free_bytes);
+        room.page_bytes = MAX(room.page_bytes, f->w[r].sizes.page_bytes);
+    }
+    return cache_plan_pages(&room);
+}
+
+static uint64_t shm_open_new(struct fleet *f) {
+    uint64_t bytes = 0;
+    for (int r = 0; r < f->world; r++) bytes = MAX(bytes, f->w[r].sizes.shm_bytes);
+    if (bytes == 0) return 0;
+    assert(f->shm_fd < 0);
+    f->shm_fd = memfd_create("octavo-collective", MFD_CLOEXEC);
+    if (f->shm_fd >= 0 && ftruncate(f->shm_fd, (off_t)bytes) == 0) return bytes;
+    return UINT64_MAX;
+}
+
+/* All are LOADED: says JOIN to everybody, with the same numbers. */
+void fleet_join_all(struct fleet *f, uint64_t now_us) {
+    progress_end(&f->progress);
+    if (f->pages == 0) f->pages = plan_pages(f);
+    if (f->pages == 0) {
+        fleet_fatal(f, EXIT_SETUP, now_us,
+                    "cache: expected memory for a page of %d tokens, found none",
+                    LIMIT_PAGE_TOKENS);
+        return;
+    }
+    uint64_t shm_bytes = shm_open_new(f);
+    if (shm_bytes == UINT64_MAX) {
+        fleet_fatal(f, EXIT_FAILED, now_us, "shared memory for the collectives: %s",
+                    strerror(errno));
+        return;
+    }
+    struct msg *m = f->in; /* nothing is being read */
+    m->type = MSG_JOIN;
+    m->join = (struct msg_join){.generation = ++f->generation,
+                                .world = f->world,
+                                .pages = f->pages,
+                                .shm_bytes = shm_bytes};
+    if (shm_bytes)
+        snprintf(m->join.shm_path, sizeof m->join.shm_path, "/proc/%d/fd/%d", (int)getpid(),
+                 f->shm_fd);
+    fleet_enter(f, FLEET_JOINING, now_us);
+    for (int r = 0; r < f->world; r++) {
+        int rc = wire_send(f->wire, (struct wire_peer){r, f->incarnation, 'c'}, m);
+        if (rc < 0) {
+            fleet_lose(f, &f->w[r], now_us, "JOIN could not be sent: %s", err_name(rc));
+            return;
+        }
+    }
+}
+
+/* JOINED came over the control socket and says nothing of the step socket, whose connection may
+ * still be on its way. A step of generation 0 with nothing in it, which every worker drops, knocks:
+ * it can be sent, or the socket is not known yet. */
+static bool knock(struct fleet *f, struct worker *w, uint64_t now_us) {
+    struct msg *m = f->in; /* nothing is being read */
+    if (w->reachable) return true;
+    m->type = MSG_STEP;
+    m->step.id = 0;
+    m->step.generation = 0;
+    m->step.n_entries = m->step.n_tokens = m->step.n_pages = 0;
+    int rc = wire_send(f->wire, (struct wire_peer){w->rank, f->incarnation, 's'}, m);
+    if (rc < 0 && rc != ERR_CLOSED)
+        fleet_lose(f, w, now_us, "its step socket could not be reached: %s", err_name(rc));
+    return w->reachable = rc == OK;
+}
+
+static void check_joined(struct fleet *f, uint64_t now_us) {
+    for (int r = 0; r < f->world; r++)
+        if (!f->w[r].joined || !knock(f, &f->w[r], now_us)) return;
+    for (int r = 0; r < f->world; r++) f->w[r].state = WORKER_READY;
+    f->why[0] = 0;
+    fleet_enter(f, FLEET_READY, now_us);
+    log_info("joined", "ranks=%d generation=%u pages=%" PRId64 " cache_tokens=%" PRId64, f->world,
+             f->generation, f->pages, f->pages * LIMIT_PAGE_TOKENS);
+}
+
+void fleet_check_join(struct fleet *f, uint64_t now_us) {
+    if (now_us - f->state_us > (uint64_t)f->o.load_timeout_s * SECOND_US)
+        for (int r = 0; r < f->world; r++)
+            if (!f->w[r].joined || !f->w[r].reachable)
+                fleet_lose(f, &f->w[r], now_us, "not joined within %d s", f->o.load_timeout_s);
+    if (f->state == FLEET_JOINING) check_joined(f, now_us);
+}

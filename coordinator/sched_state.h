@@ -1,0 +1,104 @@
+/* coordinator/sched_state.h: the inside of a scheduler, for the files sched*.c alone. See sched.h.
+ *
+ * Owns: nothing.  Called by: sched.c, sched_queue.c.
+ */
+#ifndef OCTAVO_COORDINATOR_SCHED_STATE_H
+#define OCTAVO_COORDINATOR_SCHED_STATE_H
+
+#include "coordinator/pages.h"
+#include "coordinator/sched.h"
+
+#define NONE       (-1)
+#define INDEX_BITS 16
+
+enum seq_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING };
+enum seq_mark { MARK_NONE, MARK_FINISH, MARK_CANCEL };
+
+struct seq {
+    enum seq_state state;
+    enum seq_mark mark;  /* asked for from outside, done in sched_sweep */
+    uint32_t generation; /* upper part of the id */
+    int32_t prev, next;  /* waiting list; next also links the free list */
+    int32_t next_marked;
+    engine_sink *sink;
+    void *user;
+    int priority;
+    uint64_t arrival;
+    int32_t *tokens; /* prompt, then output */
+    int32_t n_tokens, n_prompt, max_total, cap_tokens;
+    int32_t *stop_ids;
+    int n_stop_ids;
+    bool ignore_eos;
+    struct msg_sampling sampling;
+    /* while it has a slot */
+    int32_t slot;
+    int32_t n_fed, n_pending;
+    int32_t *pages; /* its page table */
+    int32_t n_pages, n_announced, cap_pages;
+    uint64_t last_step; /* the last planned step that names it */
+};
+
+struct slot {
+    int32_t seq; /* NONE: free */
+    uint32_t generation;
+};
+
+struct flight_entry {
+    int32_t slot;
+    uint32_t generation;
+    int32_t next_pos; /* the position its sample takes */
+    bool samples;
+};
+
+struct flight { /* a step in flight */
+    uint64_t id, planned_us;
+    int n_rows, n;
+    struct flight_entry e[LIMIT_STEP_ENTRIES];
+    int16_t by_slot[LIMIT_SLOTS]; /* index into e, or NONE */
+};
+
+struct sched {
+    struct sched_options o;
+    int32_t *eog;
+    struct seq *seqs; /* [n_pool] */
+    int n_pool;
+    int32_t free_head, wait_head, wait_tail, marked_head;
+    int n_waiting;
+    int64_t waiting_tokens;
+    int32_t running[LIMIT_SLOTS]; /* in order: most urgent, then oldest first */
+    int n_running;
+    struct slot slots[LIMIT_SLOTS];
+    struct pages pages;                    /* n 0 until sched_set_pages */
+    struct flight flight[SCHED_DEPTH_MAX]; /* a ring */
+    int flight_head, n_flight;
+    uint64_t last_id, arrivals;
+    struct sched_event *events;
+    int n_events, cap_events;
+    double rows_per_s;         /* smoothed */
+    struct sched_counts count; /* the running totals only */
+};
+
+static inline int32_t seq_index(const struct sched *s, const struct seq *q) {
+    return (int32_t)(q - s->seqs);
+}
+
+static inline uint64_t seq_id(const struct sched *s, const struct seq *q) {
+    return (uint64_t)q->generation << INDEX_BITS | (uint64_t)seq_index(s, q);
+}
+
+static inline int32_t sched_pages_for(int64_t tokens) {
+    return (int32_t)((tokens + LIMIT_PAGE_TOKENS - 1) / LIMIT_PAGE_TOKENS);
+}
+
+/* sched_queue.c */
+struct sched_event *sched_event_new(struct sched *s, const struct seq *q);
+void sched_wait_insert(struct sched *s, struct seq *q);
+void sched_wait_remove(struct sched *s, struct seq *q);
+void sched_run_insert(struct sched *s, struct seq *q);
+/* Out of the running list and its slot, its pages given back. */
+void sched_run_remove(struct sched *s, struct seq *q);
+/* The end of a request: its event is written and its place is free. */
+void seq_end(struct sched *s, struct seq *q, enum engine_finish reason, int32_t stop_token,
+             const char *error);
+
+#endif
