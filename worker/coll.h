@@ -18,6 +18,10 @@
 #include "kernels/kernels.h"
 #include "proto/base.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct coll;
 
 struct coll_ops {
@@ -29,6 +33,7 @@ struct coll_ops {
     int (*barrier)(struct coll *);
     void (*abort)(struct coll *); /* any thread */
     void (*close)(struct coll *);
+    int (*check)(struct coll *);  /* NULL where the operations themselves say ERR_ABORTED */
 };
 
 struct coll {
@@ -46,6 +51,10 @@ int coll_open_none(struct coll **out);
 int coll_open_shm(struct coll **out, const char *path, uint64_t bytes, int rank, int world,
                   uint32_t generation, struct err_text *err);
 
+/* The generation's word in that shared memory: bit 0 is set once it is aborted. For devices, which
+ * watch it from their own waits; c must come from coll_open_shm. */
+const uint32_t *coll_shm_word(const struct coll *c);
+
 /* Memory one generation needs: message_bytes is the largest all_reduce or per-rank all_gather. */
 uint64_t coll_shm_bytes(int world, uint64_t message_bytes);
 
@@ -61,5 +70,12 @@ static inline int coll_broadcast(struct coll *c, void *x, int64_t bytes, int roo
 static inline int coll_barrier(struct coll *c) { return c->ops->barrier(c); }
 static inline void coll_abort(struct coll *c) { c->ops->abort(c); }
 static inline void coll_close(struct coll *c) { c->ops->close(c); }
+
+/* After waiting for queued operations: ERR_ABORTED when what they left may be rubbish. */
+static inline int coll_check(struct coll *c) { return c->ops->check ? c->ops->check(c) : OK; }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -78,6 +78,10 @@ uint64_t coll_shm_bytes(int world, uint64_t message_bytes) {
            2 * (uint64_t)(world + 1) * (uint64_t)shm_message_bytes(asked);
 }
 
+const uint32_t *coll_shm_word(const struct coll *c) {
+    return (const uint32_t *)&((const struct coll_shm *)c)->header->word;
+}
+
 /* [message_bytes] part of one rank in the set in use; rank == world is the result. */
 static void *shm_part(const struct coll_shm *s, int rank) {
     int64_t at = ((int64_t)s->set * (s->base.world + 1) + rank) * s->message_bytes;

@@ -1,0 +1,40 @@
+/* worker/coll_nccl.h: collectives through NCCL, loaded at run time. */
+#ifndef OCTAVO_WORKER_COLL_NCCL_H
+#define OCTAVO_WORKER_COLL_NCCL_H
+
+#include "worker/coll.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct nccl;
+
+/* What of the device NCCL and its graphs need. */
+struct nccl_device {
+    void *stream;               /* cudaStream_t */
+    const bool *capturing;      /* NULL: never */
+    void (*drop_graphs)(void *); /* destroys every captured graph, from the thread that closes; NULL:
+                                  * the caller has done so before coll_close */
+    void *user;
+};
+
+/* Loads $OCTAVO_NCCL_LIBRARY, else libnccl.so.2, once per worker, after giving NCCL's environment the
+ * defaults below wherever the operator has not set the variable. ERR_NOT_FOUND with a sentence. */
+int nccl_load(struct nccl **out, struct err_text *err);
+void nccl_unload(struct nccl *lib);
+const char *nccl_version(const struct nccl *lib); /* "2.28.9" */
+
+/* A new generation: rank 0 makes the identity and shm carries it to the others, together with the
+ * abort word and the barrier; it belongs to the new coll, on failure to the caller still. world 1
+ * needs no shm. ERR_SETUP, ERR_ABORTED, or ERR_TIMEOUT after NCCL_START_SECONDS. */
+int coll_open_nccl(struct coll **out, const struct nccl *lib, const struct nccl_device *device,
+                   struct coll *shm, int rank, int world, uint32_t generation,
+                   struct err_text *err);
+
+#define NCCL_START_SECONDS 120
+
+#ifdef __cplusplus
+}
+#endif
+#endif
