@@ -227,8 +227,7 @@ static void conn_head(struct conn *c) {
     }
 }
 
-/* token path 1/9: a whole request has come in; its route's handler (api_chat.c) takes it from here.
- */
+/* token path 1/9: a whole request is in; its route's handler (api_chat.c) takes it from here. */
 static void conn_dispatch(struct conn *c) {
     if (!c->x.active) { /* answered at its head already */
         http_parse_next(&c->parse);
