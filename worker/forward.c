@@ -35,44 +35,34 @@ static int context_bound(int max_context) {
     return bound;
 }
 
-/* SwiGLU over the dense width, or the shared expert and the chosen ones; this rank's share to s->y.
- */
+/* clang-format off: operations read better as one sentence than as a column of fields */
+
+/* y = FFN(x), this rank's share: SwiGLU over the dense width, or the chosen experts and the shared
+ * one. */
 static void feed_forward(const struct model *m, const struct layer *b) {
     const struct kernels *k = m->k;
     const struct scratch *s = &m->s;
     const int T = m->batch.n_rows, F = (int)b->gate.rows;
     const int64_t D = m->hp.dims.d_model, E = m->hp.dims.n_experts;
-    struct kop_matmul in[3] = {{&b->gate, s->x, s->gate, D, F, T}, {&b->up, s->x, s->up, D, F, T}};
+    const struct kop_matmul in[] = {
+        {&b->gate, s->x, s->gate, D, F, T},         /* [T, F] */
+        {&b->up, s->x, s->up, D, F, T},             /* [T, F] */
+        {&b->router, s->x, s->logits_r, D, E, T},   /* [T, E] */
+    };
+    k->matmul(m->ctx, in, b->dense ? 2 : 3);
+    k->swiglu(m->ctx, &(struct kop_swiglu){T, F, s->gate, s->up, s->gate});
     if (b->dense) {
-        k->matmul(m->ctx, in, 2);
-        k->swiglu(m->ctx, &(struct kop_swiglu){T, F, s->gate, s->up, s->gate});
         k->matmul(m->ctx, &(struct kop_matmul){&b->down, s->gate, s->y, F, D, T}, 1);
         return;
     }
-    in[2] = (struct kop_matmul){&b->router, s->x, s->logits_r, D, E, T};
-    k->matmul(m->ctx, in, 3);
-    k->swiglu(m->ctx, &(struct kop_swiglu){T, F, s->gate, s->up, s->gate});
-    k->experts_up(m->ctx, &(struct kop_experts_up){.batch = &m->batch,
-                                                   .dims = &m->hp.dims,
-                                                   .logits = s->logits_r,
-                                                   .bias = b->router_bias,
-                                                   .gate = &b->gate_exps,
-                                                   .up = &b->up_exps,
-                                                   .x = s->x,
-                                                   .ids = s->ids,
-                                                   .weights = s->weights,
-                                                   .act = s->act,
-                                                   .scratch = s->op});
-    k->experts_down(m->ctx, &(struct kop_experts_down){.batch = &m->batch,
-                                                       .dims = &m->hp.dims,
-                                                       .ids = s->ids,
-                                                       .weights = s->weights,
-                                                       .down = &b->down_exps,
-                                                       .act = s->act,
-                                                       .shared_down = &b->down,
-                                                       .shared_act = s->gate,
-                                                       .y = s->y,
-                                                       .scratch = s->op});
+    k->experts_up(m->ctx, &(struct kop_experts_up){
+        .batch = &m->batch, .dims = &m->hp.dims, .logits = s->logits_r, .bias = b->router_bias,
+        .gate = &b->gate_exps, .up = &b->up_exps, .x = s->x,
+        .ids = s->ids, .weights = s->weights, .act = s->act, .scratch = s->op});
+    k->experts_down(m->ctx, &(struct kop_experts_down){
+        .batch = &m->batch, .dims = &m->hp.dims, .ids = s->ids, .weights = s->weights,
+        .down = &b->down_exps, .act = s->act, .shared_down = &b->down, .shared_act = s->gate,
+        .y = s->y, .scratch = s->op});
 }
 
 int forward(struct model *m, struct coll *coll, const struct dump *dump) {
@@ -93,9 +83,8 @@ int forward(struct model *m, struct coll *coll, const struct dump *dump) {
     if (graphs && k->graph_begin(c, key)) return OK;
 
     k->feed(c, &(struct kop_feed){batch, seqs});
-    k->angles(c,
-              &(struct kop_angles){batch, m->rope_freq, s->angles, (int)P / 2}); /* [T, P/2, 2] */
-    k->embed(c, &(struct kop_embed){batch, &m->token_embd, s->h});               /* h: [T, D] */
+    k->angles(c, &(struct kop_angles){batch, m->rope_freq, s->angles, (int)P / 2}); /* [T, P/2, 2] */
+    k->embed(c, &(struct kop_embed){batch, &m->token_embd, s->h}); /* h: [T, D] */
     dump_rows(dump, "residual", 0, s->h, T, (int)D);
 
     for (int l = 0; l < m->hp.n_layers; l++) {
@@ -112,18 +101,10 @@ int forward(struct model *m, struct coll *coll, const struct dump *dump) {
             {&b->iw, s->x, s->iw, D, I, T},       /* [T, I] */
         };
         k->matmul(c, down, b->has_index ? 4 : 2);
-        k->attn_prep(c, &(struct kop_attn_prep){.batch = batch,
-                                                .seqs = seqs,
-                                                .dims = d,
-                                                .cache = &b->cache,
-                                                .angles = s->angles,
-                                                .q_a = s->q_a,
-                                                .q_norm = b->q_a_norm,
-                                                .kv = s->kv,
-                                                .kv_norm = b->kv_a_norm,
-                                                .index_key = b->has_index ? s->ik : NULL,
-                                                .ik_gain = b->ik_gain,
-                                                .ik_bias = b->ik_bias});
+        k->attn_prep(c, &(struct kop_attn_prep){
+            .batch = batch, .seqs = seqs, .dims = d, .cache = &b->cache, .angles = s->angles,
+            .q_a = s->q_a, .q_norm = b->q_a_norm, .kv = s->kv, .kv_norm = b->kv_a_norm,
+            .index_key = b->has_index ? s->ik : NULL, .ik_gain = b->ik_gain, .ik_bias = b->ik_bias});
 
         /* queries, their no-rope part taken into the latent space: qk = [k_b q_n ; rope q_r] */
         const bool selects = sparse && b->has_index;
@@ -132,22 +113,26 @@ int forward(struct model *m, struct coll *coll, const struct dump *dump) {
             {&b->iq_b, s->q_a, s->iq, Q, I * J, T},     /* [T, I, J] */
         };
         k->matmul(c, up, selects ? 2 : 1);
-        k->head_matmul(c, &(struct kop_head_matmul){&b->k_b, s->q, s->qk, H * (N + P), N + P,
-                                                    H * (R + P), R + P, T});
+        k->head_matmul(c, &(struct kop_head_matmul){
+            .w = &b->k_b, .x = s->q, .x_row = H * (N + P), .x_head = N + P,
+            .y = s->qk, .y_row = H * (R + P), .y_head = R + P, .n_rows = T}); /* [T, H, R+P] */
         k->rope(c, &(struct kop_rope){batch, d, s->angles, s->q, s->qk, selects ? s->iq : NULL});
 
         /* which positions to look at: chosen here, or by the last layer below that chose */
         if (selects) {
-            k->select(c, &(struct kop_select){batch, seqs, d, &b->cache, s->iq, s->iw, s->selected,
-                                              s->n_selected, s->op});
+            k->select(c, &(struct kop_select){
+                .batch = batch, .seqs = seqs, .dims = d, .cache = &b->cache, .iq = s->iq, .w = s->iw,
+                .selected = s->selected, .n_selected = s->n_selected, .scratch = s->op});
             dump_ids(dump, "n_selected", l, s->n_selected, T, 1);
             dump_ids(dump, "selected", l, s->selected, T, d->ix_topk);
         }
-        k->attend(c, &(struct kop_attend){batch, seqs, d, &b->cache, s->qk,
-                                          sparse ? s->selected : NULL, s->n_selected, s->ol,
-                                          s->op}); /* ol: [T, H, R] */
-        k->head_matmul(c, &(struct kop_head_matmul){&b->v_b, s->ol, s->ov, H * R, R, H * V, V,
-                                                    T}); /* [T, H, V] */
+        k->attend(c, &(struct kop_attend){
+            .batch = batch, .seqs = seqs, .dims = d, .cache = &b->cache, .qk = s->qk,
+            .selected = sparse ? s->selected : NULL, .n_selected = s->n_selected,
+            .out = s->ol, .scratch = s->op}); /* [T, H, R] */
+        k->head_matmul(c, &(struct kop_head_matmul){
+            .w = &b->v_b, .x = s->ol, .x_row = H * R, .x_head = R,
+            .y = s->ov, .y_row = H * V, .y_head = V, .n_rows = T}); /* [T, H, V] */
         k->matmul(c, &(struct kop_matmul){&b->o, s->ov, s->y, H * V, D, T}, 1);
         TRY(coll_all_reduce(coll, s->y, T * D));
         dump_rows(dump, "attention", l, s->y, T, (int)D);
@@ -164,14 +149,15 @@ int forward(struct model *m, struct coll *coll, const struct dump *dump) {
     dump_rows(dump, "residual", m->hp.n_layers, s->h, T, (int)D);
     dump_rows(dump, "final", m->hp.n_layers, s->x, T, (int)D);
     if (S > 0) {
-        k->gather(c, &(struct kop_gather){batch, (int)D, s->x, s->out_h}); /* [S, D] */
-        k->matmul(c, &(struct kop_matmul){&m->output, s->out_h, s->logits_local, D, W, S},
-                  1); /* [S, W] */
+        k->gather(c, &(struct kop_gather){batch, (int)D, s->x, s->out_h});
+        k->matmul(c, &(struct kop_matmul){&m->output, s->out_h, s->logits_local, D, W, S}, 1);
         TRY(coll_all_gather(coll, s->logits_local, s->logits, S * W * (int64_t)sizeof *s->logits));
         dump_rows(dump, "logits", m->hp.n_layers, s->logits, m->world * S, (int)W);
-        k->sample(c, &(struct kop_sample){batch, seqs, s->logits, m->world, (int)W,
-                                          (int)m->hp.vocab_used, s->token, s->logprob, s->top_token,
-                                          s->top_logprob, s->op});
+        k->sample(c, &(struct kop_sample){
+            .batch = batch, .seqs = seqs, .logits = s->logits, /* [world, S, W] */
+            .parts = m->world, .part_cols = (int)W, .vocab = (int)m->hp.vocab_used,
+            .token = s->token, .logprob = s->logprob,
+            .top_token = s->top_token, .top_logprob = s->top_logprob, .scratch = s->op});
     }
     if (graphs) k->graph_end(c, key);
     return OK;
