@@ -14,6 +14,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "worker/dump.h"
 #include "worker/step.h"
 
 #define RANKS_MAX  8
@@ -565,6 +566,52 @@ static void company_in_a_step_changes_no_bit(void **state) {
     }
 }
 
+/* ---- dumps ------------------------------------------------------------------------------- */
+
+static int dump_fd;
+
+static void dump_body(struct rank *r) {
+    const struct golden *g = golden_named("capital");
+    struct dumper *d = NULL;
+    struct err_text err = {0};
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", dump_fd);
+    if (dumper_open(&d, &r->m, "final,ffn", path, &err) < 0) rank_fails(r, "%s", err.text);
+    if (r->failure[0] || !admit(r, 0, g->n)) return;
+    r->dump = *dumper_hook(d);
+    step_begin(r);
+    step_add(r, 0, 0, g->n, 1, g->ids);
+    step_run(r);
+    dumper_close(d);
+}
+
+static void a_dump_holds_the_named_tensors_and_no_others(void **state) {
+    UNUSED(state);
+    struct group *g = group_new(1);
+    const struct golden *want = golden_named("capital");
+    char name[16], kind[8], line_end;
+    int layer, rows, width, n_ffn = 0;
+    dump_fd = memfd_create("dump", MFD_CLOEXEC);
+    group_run(g, dump_body);
+    FILE *f = fdopen(dump_fd, "rb");
+    rewind(f);
+    float *x = malloc((size_t)want->n * 256 * sizeof *x);
+    while (fscanf(f, "%15s %d %d %d %7s%c", name, &layer, &rows, &width, kind, &line_end) == 6) {
+        assert_int_equal(rows, want->n);
+        assert_int_equal(width, 256);
+        assert_int_equal(fread(x, sizeof *x, (size_t)(rows * width), f), rows * width);
+        if (strcmp(name, "ffn") == 0) assert_int_equal(layer, n_ffn++);
+    }
+    assert_string_equal(name, "final"); /* the last record */
+    assert_int_equal(n_ffn, g->ranks[0]->m.hp.n_layers);
+    for (int i = 0; i < 8; i++)
+        assert_true(fabs((double)x[(want->n - 1) * 256 + i] - want->head[want->n_layers - 1][i]) <
+                    TOLERANCE);
+    free(x);
+    fclose(f);
+    group_free(g);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank_gives_the_golden_values_twice),
@@ -573,6 +620,7 @@ int main(void) {
         cmocka_unit_test(eight_ranks_give_the_golden_values_twice),
         cmocka_unit_test(prefill_equals_decode_at_every_split),
         cmocka_unit_test(company_in_a_step_changes_no_bit),
+        cmocka_unit_test(a_dump_holds_the_named_tensors_and_no_others),
     };
     return cmocka_run_group_tests(tests, read_files, drop_files);
 }
