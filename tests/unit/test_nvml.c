@@ -1,0 +1,194 @@
+/* tests/unit/test_nvml.c: what the driver's library says, as samples: with a stand-in library, and
+ * without any.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "coordinator/nvml.h"
+#include "tests/unit/fake_nvml.h"
+
+static char library[600];
+static struct fake_nvml *fake;
+static void *handle;
+
+static int load_library(void **state) {
+    UNUSED(state);
+    const char *build = getenv("OCTAVO_BUILD_ROOT");
+    snprintf(library, sizeof library, "%s/libfake-nvml.so", build ? build : ".");
+    handle = dlopen(library, RTLD_NOW);
+    if (!handle) fail_msg("%s", dlerror());
+    fake = dlsym(handle, "fake_nvml_state");
+    return fake ? 0 : -1;
+}
+
+static int reset(void **state) {
+    UNUSED(state);
+    setenv("OCTAVO_NVML", library, 1);
+    *fake = (struct fake_nvml){.n = 2};
+    fake->device[0] = (struct fake_nvml_device){.uuid = "GPU-11111111-aaaa",
+                                                .bus_id = "00000000:01:00.0",
+                                                .total = 1000, .used = 600,
+                                                .n = 2, .pid = {41, 42}, .bytes = {300, 200}};
+    fake->device[1] = (struct fake_nvml_device){.uuid = "GPU-22222222-bbbb",
+                                                .bus_id = "00000000:C1:00.0", .total = 1000};
+    return 0;
+}
+
+static void open_it(struct device_memory *m) {
+    struct err_text err = {0};
+    if (device_memory_open(m, "nvml", &err) < 0) fail_msg("%s", err.text);
+}
+
+static void a_device_is_read_with_all_who_hold_memory(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct device_sample s;
+    char text[200];
+    fake->device[0].bytes[1] = UINT64_MAX;
+    fake->device[0].drawing = 99;
+    open_it(&m);
+    assert_int_equal(device_memory_count(&m), 2);
+    device_memory_look(&m, 0, 1, &s);
+    assert_int_equal(s.health, DEVICE_FINE);
+    assert_int_equal(s.total_bytes, 1000);
+    assert_int_equal(s.used_bytes, 600);
+    assert_int_equal(s.n_holders, 3);
+    assert_int_equal(s.holders[0].pid, 41);
+    assert_int_equal(s.holders[0].bytes, 300);
+    assert_true(s.holders[1].bytes == DEVICE_BYTES_UNKNOWN);
+    assert_int_equal(s.holders[2].pid, 99);
+    device_memory_describe(&m, 0, text, sizeof text);
+    assert_string_equal(text, "Fake GPU GPU-11111111-aaaa 00000000:01:00.0");
+    device_memory_close(&m);
+    assert_int_equal(fake->n_open, 0);
+}
+
+static void a_device_is_found_by_the_names_that_a_worker_gives_it(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    open_it(&m);
+    assert_int_equal(device_memory_find(&m, "Other name GPU-22222222-bbbb 0000:09:00.0"), 1);
+    assert_int_equal(device_memory_find(&m, "GPU-x 0000:c1:00.0"), 1);
+    assert_int_equal(device_memory_find(&m, "GPU-x 0000:01:00.0"), 0);
+    assert_int_equal(device_memory_find(&m, "GPU-x 0001:01:00.0"), -1);
+    assert_int_equal(device_memory_find(&m, "cpu"), -1);
+    device_memory_close(&m);
+}
+
+static void a_lost_device_is_told_from_one_that_cannot_be_read(void **state) {
+    UNUSED(state);
+    static const struct {
+        int memory, list;
+        enum device_health health;
+        const char *error;
+    } rows[] = {{15, 0, DEVICE_LOST, "GPU is lost"},
+                {16, 0, DEVICE_LOST, "GPU requires reset"},
+                {0, 15, DEVICE_LOST, "GPU is lost"},
+                {999, 0, DEVICE_UNREADABLE, "Unknown Error"},
+                {0, 999, DEVICE_UNREADABLE, "Unknown Error"},
+                {0, 3, DEVICE_FINE, ""}}; /* no list of processes is no error */
+    struct device_memory m;
+    struct device_sample s;
+    open_it(&m);
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        fake->device[0].result = rows[i].memory;
+        fake->device[0].list_result = rows[i].list;
+        device_memory_look(&m, 0, 1, &s);
+        if (s.health != rows[i].health || strcmp(s.error, rows[i].error))
+            fail_msg("row %zu: expected %d %s, found %d %s", i, (int)rows[i].health, rows[i].error,
+                     (int)s.health, s.error);
+    }
+    device_memory_close(&m);
+}
+
+static void an_xid_is_told_with_the_error_and_off_the_bus_is_lost(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct device_sample s;
+    open_it(&m);
+    fake->device[1].xid = 31;
+    device_memory_look(&m, 1, 1, &s);
+    assert_int_equal(s.health, DEVICE_FINE); /* a fault of a process, not of the device */
+    fake->device[1].result = 15;
+    device_memory_look(&m, 1, 1, &s);
+    assert_string_equal(s.error, "GPU is lost, last Xid 31");
+    fake->device[1].result = 0;
+    fake->device[1].xid = 79;
+    device_memory_look(&m, 1, 1, &s);
+    assert_int_equal(s.health, DEVICE_LOST);
+    assert_non_null(strstr(s.error, "Xid 79"));
+    device_memory_look(&m, 0, 1, &s);
+    assert_int_equal(s.health, DEVICE_FINE);
+    device_memory_close(&m);
+}
+
+static void a_device_the_driver_no_longer_knows_is_lost(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct device_sample s;
+    fake->device[1].handle_result = 15;
+    open_it(&m);
+    device_memory_look(&m, 1, 1, &s);
+    assert_int_equal(s.health, DEVICE_LOST);
+    device_memory_close(&m);
+}
+
+static void more_processes_than_can_be_listed_are_counted(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct device_sample s;
+    open_it(&m);
+    fake->device[0].n = 70;
+    for (unsigned i = 0; i < 70; i++) fake->device[0].pid[i] = 1000 + i;
+    device_memory_look(&m, 0, 1, &s);
+    assert_int_equal(s.n_holders, DEVICE_HOLDERS_MAX);
+    assert_int_equal(s.n_unlisted, 70 - DEVICE_HOLDERS_MAX);
+    fake->device[0].n = FAKE_NVML_PROCESSES;
+    device_memory_look(&m, 0, 1, &s);
+    assert_int_equal(s.health, DEVICE_FINE);
+    assert_int_equal(s.n_unlisted, FAKE_NVML_PROCESSES);
+    device_memory_close(&m);
+}
+
+static void expect_absent(const char *sentence) {
+    struct device_memory m;
+    struct err_text err = {0};
+    assert_int_equal(device_memory_open(&m, "nvml", &err), ERR_NOT_FOUND);
+    if (!strstr(err.text, sentence)) fail_msg("expected %s, found %s", sentence, err.text);
+    assert_int_equal(device_memory_count(&m), 0); /* and it can be asked all the same */
+    device_memory_close(&m);
+}
+
+static void a_machine_without_the_library_or_the_driver_says_so(void **state) {
+    UNUSED(state);
+    setenv("OCTAVO_NVML", "/nowhere/libnvidia-ml.so.1", 1);
+    expect_absent("/nowhere/libnvidia-ml.so.1");
+    setenv("OCTAVO_NVML", "libm.so.6", 1);
+    expect_absent("libm.so.6: expected nvmlInit_v2, found nothing of that name");
+    setenv("OCTAVO_NVML", library, 1);
+    fake->init_result = 9;
+    expect_absent("Driver Not Loaded");
+    fake->init_result = 0;
+    fake->n = 0;
+    expect_absent("expected devices, found: none");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(a_device_is_read_with_all_who_hold_memory, reset),
+        cmocka_unit_test_setup(a_device_is_found_by_the_names_that_a_worker_gives_it, reset),
+        cmocka_unit_test_setup(a_lost_device_is_told_from_one_that_cannot_be_read, reset),
+        cmocka_unit_test_setup(an_xid_is_told_with_the_error_and_off_the_bus_is_lost, reset),
+        cmocka_unit_test_setup(a_device_the_driver_no_longer_knows_is_lost, reset),
+        cmocka_unit_test_setup(more_processes_than_can_be_listed_are_counted, reset),
+        cmocka_unit_test_setup(a_machine_without_the_library_or_the_driver_says_so, reset),
+    };
+    return cmocka_run_group_tests(tests, load_library, NULL);
+}
