@@ -29,13 +29,20 @@ static struct coll_host *host_of(struct coll *c) {
     return (struct coll_host *)c;
 }
 
+/* What the coll beneath waited is what this one waited. */
+static int host_waited(struct coll_host *h, int rc) {
+    h->base.wait_us += h->shm->wait_us;
+    h->shm->wait_us = 0;
+    return rc;
+}
+
 static int host_all_reduce(struct coll *c, float *x, int64_t n) {
     struct coll_host *h = host_of(c);
     const int64_t most = HOST_PIECE_BYTES / (int64_t)sizeof *x;
     for (int64_t at = 0; at < n; at += most) {
         int64_t part = MIN(most, n - at);
         h->k->get(h->ctx, h->stage, x + at, (size_t)part * sizeof *x);
-        TRY(coll_all_reduce(h->shm, (float *)(void *)h->stage, part));
+        TRY(host_waited(h, coll_all_reduce(h->shm, (float *)(void *)h->stage, part)));
         h->k->put(h->ctx, x + at, h->stage, (size_t)part * sizeof *x);
     }
     return OK;
@@ -47,7 +54,7 @@ static int host_all_gather(struct coll *c, const void *src, void *dst, int64_t b
     for (int64_t at = 0; at < bytes; at += HOST_PIECE_BYTES) {
         int64_t part = MIN(HOST_PIECE_BYTES, bytes - at);
         h->k->get(h->ctx, h->stage, (const char *)src + at, (size_t)part);
-        TRY(coll_all_gather(h->shm, h->stage, all, part));
+        TRY(host_waited(h, coll_all_gather(h->shm, h->stage, all, part)));
         for (int r = 0; r < c->world; r++)
             h->k->put(h->ctx, (char *)dst + r * bytes + at, all + r * part, (size_t)part);
     }
@@ -60,7 +67,7 @@ static int host_broadcast(struct coll *c, void *x, int64_t bytes, int root) {
         int64_t part = MIN(HOST_PIECE_BYTES, bytes - at);
         char *piece = (char *)x + at;
         if (c->rank == root) h->k->get(h->ctx, h->stage, piece, (size_t)part);
-        TRY(coll_broadcast(h->shm, h->stage, part, root));
+        TRY(host_waited(h, coll_broadcast(h->shm, h->stage, part, root)));
         if (c->rank != root) h->k->put(h->ctx, piece, h->stage, (size_t)part);
     }
     return OK;

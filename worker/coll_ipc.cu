@@ -446,7 +446,9 @@ static int run_probe(struct coll_ipc *c) {
     CU(cudaMemsetAsync(p.x, 0, (size_t)probe_bytes[IPC_PROBE_SIZES - 1], ctx_of(c)->stream));
     CU(cudaEventCreate(&p.from));
     CU(cudaEventCreate(&p.to));
-    int rc = probe_sizes(c, &p);
+    /* allocating may wait for the device, which must not be waiting for us already */
+    int rc = coll_barrier(c->shm);
+    if (rc == OK) rc = probe_sizes(c, &p);
     CU(cudaStreamSynchronize(ctx_of(c)->stream));
     CU(cudaEventDestroy(p.from));
     CU(cudaEventDestroy(p.to));
@@ -556,7 +558,7 @@ static int settle_choice(struct coll_ipc *c, const struct ipc_card *cards) {
     }
     if (known >= 0)
         s->choice = cards[known].choice;
-    else if (!shared && s->options.algorithm == IPC_AUTO)
+    else if (s->options.algorithm == IPC_AUTO && (!shared || s->options.probe_shared))
         TRY(run_probe(c));
     s->choice.known = 1;
     if (s->rank == 0)
@@ -567,7 +569,9 @@ static int settle_choice(struct coll_ipc *c, const struct ipc_card *cards) {
                  (long long)s->choice.one_shot_max,
                  ipc_algorithm_name((enum ipc_algorithm)s->choice.one_shot),
                  ipc_algorithm_name((enum ipc_algorithm)s->choice.two_shot),
-                 known >= 0 ? "survivor" : shared ? "default" : "probe");
+                 known >= 0                             ? "survivor"
+             : shared && !s->options.probe_shared ? "default"
+                                                  : "probe");
     return OK;
 }
 

@@ -36,6 +36,7 @@ struct ipc_options {
                                    * of the other ranks if ranks share a process */
     enum ipc_algorithm algorithm; /* for every all-reduce; IPC_AUTO: by size, as the probe found */
     uint32_t first_epoch;         /* tests start near the wrap */
+    bool probe_shared;            /* measure also when ranks share a device */
 };
 
 /* Allocates the slab, world * 2.5 MiB of device memory, once. ERR_NOMEM or ERR_SETUP. */
