@@ -22,6 +22,7 @@ static const struct {
 } commands[] = {
     {"serve", cmd_serve, "Serves a model over HTTP, OpenAI style."},
     {"inspect", cmd_inspect, "Prints what is in a GGUF file."},
+    {"probe", cmd_probe, "Asks a server or its workers how they are, for scripts."},
     {"version", cmd_version, "Prints version and commit."},
 };
 

@@ -1,0 +1,275 @@
+/* coordinator/cmd_probe.c: `octavo probe WHAT`: is it alive, ready, getting on, answering? For
+ * scripts: one line for each that was asked, and an exit code.
+ *
+ *   octavo probe ready                    the coordinator
+ *   octavo probe --all progress           each worker of this host, over its Unix socket
+ *   octavo probe --rank 3 --port-base 9100 live
+ *   octavo probe canary                   one greedy token through everything
+ * Exit code: 0 yes · 1 no · 2 asked wrongly · 3 no answer; of several, the largest.
+ *
+ * Owns: nothing.  Called by: main.c.  Fails how: see above.  Limits: LIMIT_RANKS.
+ * Tested by: tests/faults/test_probe.py
+ *
+ * A worker's socket is found by its name in /proc/net/unix and not through the coordinator, which may
+ * be what is ill. How many there should be is what any of them says: a rank that is missing at the
+ * end of the row is missed too.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/cmd.h"
+#include "coordinator/http_ask.h"
+#include "proto/base.h"
+#include "proto/limits.h"
+#include "proto/opt.h"
+
+#define SOCKET_PREFIX "@octavo-probe-"
+#define URL_DEFAULT   "http://127.0.0.1:8000"
+#define KEY_BYTES     600
+
+enum { YES = 0, NO = 1, WRONG = 2, SILENT = 3 };
+
+struct probing {
+    int64_t rank, port_base, pid, tp, timeout_s;
+    bool all;
+    const char *url, *key_file;
+    char key[KEY_BYTES];
+    const char *what;
+};
+
+static const char usage[] =
+    "usage: octavo probe [OPTION…] live|ready|progress|canary\n"
+    "Asks the coordinator, or with --rank or --all the workers, and says so in one line each.\n"
+    "Exit code: 0 yes, 1 no, 2 asked wrongly, 3 no answer; of several answers, the largest.";
+
+static int read_options(struct probing *p, int argc, char **argv, struct err_text *err) {
+    const struct opt rows[] = {
+        {.name = "rank", .value = "N", .kind = OPT_INT, .out = &p->rank, .min = 0,
+         .max = LIMIT_RANKS - 1, .help = "Ask this worker."},
+        {.name = "all", .kind = OPT_FLAG, .out = &p->all, .help = "Ask all workers."},
+        {.name = "url", .value = "URL", .kind = OPT_STRING, .out = &p->url, .shown = URL_DEFAULT,
+         .help = "Where the coordinator listens."},
+        {.name = "port-base", .value = "N", .kind = OPT_INT, .out = &p->port_base, .min = 0,
+         .max = 65535, .shown = "Unix sockets",
+         .help = "Ask workers on 127.0.0.1, rank R on port N + R."},
+        {.name = "pid", .value = "PID", .kind = OPT_INT, .out = &p->pid, .min = 0, .max = INT32_MAX,
+         .shown = "any", .help = "Only workers of this coordinator, by their Unix sockets."},
+        {.name = "tp", .value = "N", .kind = OPT_INT, .out = &p->tp, .min = 0, .max = LIMIT_RANKS,
+         .shown = "as the workers say", .help = "How many workers --all must find."},
+        {.name = "api-key-file", .value = "FILE", .kind = OPT_STRING, .out = &p->key_file,
+         .help = "File whose first line is the key to show to the coordinator."},
+        {.name = "timeout", .value = "SECONDS", .kind = OPT_INT, .out = &p->timeout_s, .min = 1,
+         .max = 86400, .shown = "5, canary 60", .help = "How long an answer may take."},
+    };
+    int n = opt_parse(rows, ARRAY_LEN(rows), argc, argv, 1, usage, err);
+    if (n < 0) return n;
+    if (n == 0)
+        return err_set(err, ERR_SETUP, "expected live, ready, progress or canary, found nothing");
+    p->what = argv[1];
+    bool canary = !strcmp(p->what, "canary");
+    if (!canary && strcmp(p->what, "live") && strcmp(p->what, "ready") && strcmp(p->what, "progress"))
+        return err_set(err, ERR_SETUP, "expected live, ready, progress or canary, found %.100s",
+                       p->what);
+    if (canary && (p->all || p->rank >= 0))
+        return err_set(err, ERR_SETUP, "canary: expected to ask the coordinator, found --rank or --all");
+    if (p->all && p->rank >= 0)
+        return err_set(err, ERR_SETUP, "expected --rank or --all, found both");
+    if (p->all && p->port_base && !p->tp)
+        return err_set(err, ERR_SETUP, "--all with --port-base: expected --tp too, found none");
+    if (p->timeout_s == 0) p->timeout_s = canary ? 60 : 5;
+    return OK;
+}
+
+static int read_key(struct probing *p, struct err_text *err) {
+    const char *key = getenv("OCTAVO_API_KEY");
+    if (key) snprintf(p->key, sizeof p->key, "%s", key);
+    if (!p->key_file) return OK;
+    FILE *f = fopen(p->key_file, "re");
+    bool got = f && fgets(p->key, sizeof p->key, f);
+    if (f) fclose(f);
+    if (!got)
+        return err_set(err, ERR_SETUP, "--api-key-file %.300s: expected a key in its first line, "
+                                       "found none", p->key_file);
+    p->key[strcspn(p->key, " \t\r\n")] = 0;
+    return OK;
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+/* The first line of a body, without what a terminal would obey. */
+static const char *line_of(const struct http_reply *r, char *out, size_t n) {
+    snprintf(out, n, "%.*s", (int)strcspn(r->body, "\r\n"), r->body);
+    for (char *c = out; *c; c++)
+        if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+    return out;
+}
+
+static int ask(const struct probing *p, const char *who, struct http_ask *a, struct http_reply *r) {
+    struct err_text err = {0};
+    a->timeout_ms = (int)MIN(p->timeout_s * 1000, INT32_MAX);
+    a->key = p->key[0] && !a->socket ? p->key : NULL;
+    if (http_ask(a, r, &err) == OK) return YES;
+    printf("%s %s: no answer: %s\n", who, p->what, err.text);
+    return SILENT;
+}
+
+static int report(const struct probing *p, const char *who, const struct http_reply *r) {
+    char line[400];
+    bool yes = r->status == 200;
+    printf("%s %s: %s (%d) %s\n", who, p->what, yes ? "yes" : "no", r->status,
+           line_of(r, line, sizeof line));
+    return yes ? YES : NO;
+}
+
+/* ---- the coordinator ------------------------------------------------------------------------- */
+
+static int coordinator(const struct probing *p, struct err_text *err) {
+    char host[256], path[64];
+    struct http_ask a = {.method = "GET", .path = path};
+    struct http_reply r;
+    if (http_ask_url(p->url, host, sizeof host, &a.port, err) < 0) return WRONG;
+    a.host = host;
+    snprintf(path, sizeof path, "/health/%s", p->what);
+    int rc = ask(p, "coordinator", &a, &r);
+    if (rc == YES) rc = report(p, "coordinator", &r);
+    http_reply_deinit(&r);
+    return rc;
+}
+
+/* One token came: the answer says that it sampled one. */
+static bool sang(const struct http_reply *r) {
+    json_t *root = json_loadb(r->body, r->n, 0, NULL);
+    json_t *n = json_object_get(json_object_get(root, "usage"), "completion_tokens");
+    bool yes = r->status == 200 && json_integer_value(n) == 1;
+    json_decref(root);
+    return yes;
+}
+
+static int canary(const struct probing *p, struct err_text *err) {
+    char host[256], line[400];
+    struct http_ask a = {.method = "POST", .path = "/v1/completions",
+                         .body = "{\"prompt\":\"1 2 3\",\"max_tokens\":1,\"temperature\":0}"};
+    struct http_reply r;
+    if (http_ask_url(p->url, host, sizeof host, &a.port, err) < 0) return WRONG;
+    a.host = host;
+    int rc = ask(p, "coordinator", &a, &r);
+    if (rc == YES) {
+        bool yes = sang(&r);
+        printf("coordinator canary: %s (%d)%s%s\n", yes ? "yes" : "no", r.status, yes ? "" : " ",
+               yes ? "" : line_of(&r, line, sizeof line));
+        rc = yes ? YES : NO;
+    }
+    http_reply_deinit(&r);
+    return rc;
+}
+
+/* ---- the workers ----------------------------------------------------------------------------- */
+
+struct sockets {
+    int64_t pid[LIMIT_RANKS]; /* whose rank it is; 0: none found */
+    int n, n_coordinators;    /* the highest rank found and one */
+};
+
+/* Worker sockets by rank, as the kernel lists them. */
+static void find_sockets(const struct probing *p, struct sockets *s) {
+    char line[512];
+    int64_t first = 0;
+    FILE *f = fopen("/proc/net/unix", "re");
+    *s = (struct sockets){0};
+    while (f && fgets(line, sizeof line, f)) {
+        char *at = strstr(line, SOCKET_PREFIX);
+        int64_t pid;
+        int rank;
+        if (!at || sscanf(at + strlen(SOCKET_PREFIX), "%" SCNd64 "-%d", &pid, &rank) != 2) continue;
+        if (rank < 0 || rank >= LIMIT_RANKS || (p->pid && pid != p->pid)) continue;
+        if (first == 0) s->n_coordinators = 1;
+        else if (pid != first) s->n_coordinators = 2;
+        if (first == 0) first = pid;
+        s->pid[rank] = pid;
+        s->n = MAX(s->n, rank + 1);
+    }
+    if (f) fclose(f);
+}
+
+static void aim(const struct probing *p, const struct sockets *s, int rank, struct http_ask *a,
+                char name[64]) {
+    if (p->port_base) {
+        a->host = "127.0.0.1";
+        a->port = (int)p->port_base + rank;
+        return;
+    }
+    snprintf(name, 64, SOCKET_PREFIX "%" PRId64 "-%d", s->pid[rank], rank);
+    a->socket = name;
+}
+
+static int worker(const struct probing *p, const struct sockets *s, int rank) {
+    char name[64], who[32], path[64];
+    struct http_ask a = {.method = "GET", .path = path};
+    struct http_reply r;
+    snprintf(who, sizeof who, "rank %d", rank);
+    snprintf(path, sizeof path, "/%s", p->what);
+    if (!p->port_base && !s->pid[rank]) {
+        printf("%s %s: no answer: no worker of that rank\n", who, p->what);
+        return SILENT;
+    }
+    aim(p, s, rank, &a, name);
+    int rc = ask(p, who, &a, &r);
+    if (rc == YES) rc = report(p, who, &r);
+    http_reply_deinit(&r);
+    return rc;
+}
+
+/* How many ranks there are, from the first that answers; else what was found. */
+static int world(const struct probing *p, const struct sockets *s) {
+    int64_t n = p->tp;
+    for (int rank = 0; n == 0 && rank < s->n; rank++) {
+        char name[64];
+        struct http_ask a = {.method = "GET", .path = "/status",
+                             .timeout_ms = (int)MIN(p->timeout_s * 1000, INT32_MAX)};
+        struct http_reply r;
+        if (!s->pid[rank]) continue;
+        aim(p, s, rank, &a, name);
+        if (http_ask(&a, &r, NULL) == OK) {
+            json_t *root = json_loadb(r.body, r.n, 0, NULL);
+            n = json_integer_value(json_object_get(root, "world"));
+            json_decref(root);
+        }
+        http_reply_deinit(&r);
+    }
+    return n > 0 && n <= LIMIT_RANKS ? (int)n : s->n;
+}
+
+static int workers(const struct probing *p, struct err_text *err) {
+    struct sockets s = {0};
+    int worst = YES;
+    if (!p->port_base) find_sockets(p, &s);
+    if (s.n_coordinators > 1) {
+        err_set(err, ERR_SETUP, "--pid: expected one of the coordinators here, found more than one "
+                                "and no --pid");
+        return WRONG;
+    }
+    if (!p->port_base && s.n == 0) {
+        printf("workers %s: no answer: none found\n", p->what);
+        return SILENT;
+    }
+    int first = p->all ? 0 : (int)p->rank, last = p->all ? world(p, &s) : first + 1;
+    for (int rank = first; rank < last; rank++) worst = MAX(worst, worker(p, &s, rank));
+    return worst;
+}
+
+int cmd_probe(int argc, char **argv) {
+    struct err_text err = {0};
+    struct probing p = {.rank = -1, .url = URL_DEFAULT};
+    int rc = read_options(&p, argc, argv, &err);
+    if (rc == ERR_CLOSED) return EXIT_ASKED;
+    if (rc >= 0) rc = read_key(&p, &err);
+    int code = WRONG;
+    if (rc >= 0) {
+        if (p.all || p.rank >= 0) code = workers(&p, &err);
+        else code = strcmp(p.what, "canary") ? coordinator(&p, &err) : canary(&p, &err);
+    }
+    if (err.text[0]) fprintf(stderr, "octavo probe: %s\n", err.text);
+    return code;
+}
