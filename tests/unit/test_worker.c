@@ -292,17 +292,22 @@ static void expect_exit(int rank, int code) {
         fail_msg("rank %d: expected exit %d, found status %#x", rank, code, (unsigned)status);
 }
 
-/* The next message of that type from anybody; beats and progress in between are passed over. */
-static int await(enum msg_type type) {
+/* The next message of one of these types (a bit each) from anybody; beats and progress in between
+ * are passed over. */
+static int await_any(unsigned types) {
     struct wire_peer peer;
     for (;;) {
         int rc = wire_recv(fleet.wire, &peer, &fleet.in, ANSWER_MS);
-        if (rc < 0) fail_msg("expected message type %d, found %s", (int)type, err_name(rc));
-        if (fleet.in.type == type) return peer.rank;
+        if (rc < 0) fail_msg("expected a message of types %#x, found %s", types, err_name(rc));
+        if (types & 1u << fleet.in.type) return peer.rank;
         if (fleet.in.type == MSG_FAILED)
             fail_msg("rank %d failed: %s", peer.rank, fleet.in.failed.text);
         assert_true(fleet.in.type == MSG_BEAT || fleet.in.type == MSG_PROGRESS);
     }
+}
+
+static int await(enum msg_type type) {
+    return await_any(1u << type);
 }
 
 static void await_all(enum msg_type type) {
@@ -339,22 +344,31 @@ static void join(void) {
     await_all(MSG_JOINED);
 }
 
+static void check_hello(int rank) {
+    const struct msg_hello *h = &fleet.in.hello;
+    assert_int_equal(h->protocol, MSG_PROTOCOL);
+    assert_int_equal(h->limits, limits_digest());
+    assert_string_equal(h->cookie, "a-cookie");
+    assert_string_equal(h->build, log_build());
+    assert_int_equal(h->rank, rank);
+    assert_int_equal(h->pid, fleet.pid[rank]);
+    assert_int_equal(h->start_time, process_start_time(fleet.pid[rank]));
+}
+
 static void start(int world) {
     fleet_open(world);
     for (int r = 0; r < world; r++)
         spawn(r, model_path, process_start_time(getpid()), getpid(), NULL);
-    for (int i = 0; i < world; i++) {
-        int rank = await(MSG_HELLO);
-        const struct msg_hello *h = &fleet.in.hello;
-        assert_int_equal(h->protocol, MSG_PROTOCOL);
-        assert_int_equal(h->limits, limits_digest());
-        assert_string_equal(h->cookie, "a-cookie");
-        assert_string_equal(h->build, log_build());
-        assert_int_equal(h->rank, rank);
-        assert_int_equal(h->pid, fleet.pid[rank]);
-        assert_int_equal(h->start_time, process_start_time(fleet.pid[rank]));
+    unsigned all = (1u << world) - 1, greeted = 0, loaded = 0;
+    while (greeted != all || loaded != all) { /* one may have loaded before another greets */
+        int rank = await_any(1u << MSG_HELLO | 1u << MSG_LOADED);
+        unsigned *seen = fleet.in.type == MSG_HELLO ? &greeted : &loaded;
+        assert_false(*seen & 1u << rank);
+        *seen |= 1u << rank;
+        if (fleet.in.type == MSG_HELLO) check_hello(rank);
+        else fleet.loaded[rank] = fleet.in.loaded;
+        assert_true(greeted & 1u << rank);
     }
-    await_all(MSG_LOADED);
     join();
 }
 
