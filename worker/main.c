@@ -28,6 +28,7 @@
 #include "proto/log.h"
 #include "proto/opt.h"
 #include "proto/wire.h"
+#include "worker/coll_open.h"
 #include "worker/control.h"
 #include "worker/dump.h"
 #include "worker/process.h"
@@ -38,13 +39,14 @@
 struct options {
     int64_t rank, world, device_index, context, max_slots, max_rows, incarnation, parent_pid,
         parent_start;
-    const char *model, *device, *endpoint, *cpus, *dump, *dump_to, *log_level;
+    const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level;
 };
 
 struct worker {
     struct options o;
     struct model model;
     struct stepper *stepper;
+    struct coll_maker *maker;
     struct coll *coll;
     struct control *control;
     struct dumper *dumper;
@@ -95,6 +97,12 @@ static int parse_options(struct options *o, int argc, char **argv, struct err_te
          .out = &o->device_index,
          .max = 1024,
          .help = "Which device of that kind."},
+        {.name = "collective",
+         .value = "NAME",
+         .kind = OPT_CHOICE,
+         .out = &o->collective,
+         .choices = COLL_CHOICES,
+         .help = "How the ranks add up."},
         {.name = "context",
          .value = "TOKENS",
          .kind = OPT_INT,
@@ -258,6 +266,7 @@ static int load(struct worker *w, struct err_text *err) {
     gguf_close(g);
     TRY(rc);
     TRY(stepper_new(&w->stepper, m));
+    TRY(coll_maker_new(&w->maker, m->k, m->ctx, m->rank, m->world, o->collective, err));
     if (o->dump) {
         char path[512];
         snprintf(path, sizeof path, "%s.%d", o->dump_to ? o->dump_to : "octavo-dump", (int)o->rank);
@@ -282,14 +291,20 @@ static int load(struct worker *w, struct err_text *err) {
 
 /* ---- what the coordinator says ----------------------------------------------------------- */
 
+/* The control thread knows the shared memory first: a peer may die while the others wait for it. */
 static int open_coll(struct worker *w, const struct msg_join *j, struct err_text *err) {
-    if (w->model.world == 1) {
-        TRY(coll_open_none(&w->coll));
-        w->coll->generation = j->generation;
-        return OK;
+    struct coll *shm = NULL;
+    if (w->model.world > 1) {
+        TRY(coll_open_shm(&shm, j->shm_path, j->shm_bytes, w->model.rank, w->model.world,
+                          j->generation, err));
+        control_set_coll(w->control, shm);
     }
-    return coll_open_shm(&w->coll, j->shm_path, j->shm_bytes, w->model.rank, w->model.world,
-                         j->generation, err);
+    int rc = coll_maker_open(&w->coll, w->maker, shm, j->generation, err);
+    if (rc < 0 && shm) {
+        control_set_coll(w->control, NULL);
+        coll_close(shm);
+    }
+    return rc;
 }
 
 static void close_coll(struct worker *w) {
@@ -310,7 +325,9 @@ static int join(struct worker *w, const struct msg_join *j, struct err_text *err
     close_coll(w);
     if (!m->n_pages) TRY(model_alloc_caches(m, j->pages, err));
     if (!j->caches_valid) stepper_forget(w->stepper);
-    TRY(open_coll(w, j, err));
+    int rc = open_coll(w, j, err);
+    if (rc == ERR_ABORTED) return OK; /* ABORT is on its way to us */
+    TRY(rc);
     w->aborted = false;
     control_set_coll(w->control, w->coll);
     report_memory(w);
@@ -321,10 +338,12 @@ static int join(struct worker *w, const struct msg_join *j, struct err_text *err
     return OK;
 }
 
-/* Heard between steps, so the step that was aborted, if any, has been left. */
+/* Heard between steps, so the step that was aborted, if any, has been left. Closing here and not at
+ * the next JOIN lets go of a dead peer's memory, which does not return to its device before. */
 static void hear_abort(struct worker *w, uint32_t generation) {
     if (w->coll && w->coll->generation <= generation) {
         w->aborted = true;
+        close_coll(w);
         control_set_state(w->control, WORKER_LOADED);
     }
     control_post(w->control, &(struct note){.type = MSG_ABORTED, .generation = {generation}});
@@ -398,7 +417,7 @@ static int hear_step_socket(struct worker *w, struct err_text *err) {
     TRY(rc);
     switch (w->in->type) {
     case MSG_ADMIT:
-        return w->coll ? stepper_admit(w->stepper, &w->in->admit, err) : OK;
+        return w->model.n_pages ? stepper_admit(w->stepper, &w->in->admit, err) : OK;
     case MSG_STEP:
         /* token path 7/9: the step thread of every rank takes the same rows from its own socket. */
         return run_step(w, &w->in->step, err);
@@ -457,6 +476,7 @@ static int finish(struct worker *w, int rc, const struct err_text *err) {
         log_info("stopped", "rank=%d", (int)w->o.rank);
     if (rc < 0 && w->control) control_post(w->control, &n);
     close_coll(w);
+    coll_maker_free(w->maker);
     if (w->steps) wire_close(w->steps);
     if (w->control) control_stop(w->control);
     dumper_close(w->dumper);
@@ -469,7 +489,11 @@ static int finish(struct worker *w, int rc, const struct err_text *err) {
 
 int main(int argc, char **argv) {
     process_die_with_parent();
-    static struct worker w = {.o = {.world = 1, .device = "cpu", .max_slots = 64, .max_rows = 512}};
+    static struct worker w = {.o = {.world = 1,
+                                    .device = "cpu",
+                                    .collective = "auto",
+                                    .max_slots = 64,
+                                    .max_rows = 512}};
     struct err_text err = {0};
     int rc = parse_options(&w.o, argc, argv, &err);
     if (rc == ERR_CLOSED) return EXIT_ASKED;

@@ -351,6 +351,7 @@ int stepper_run(struct stepper *st, struct coll *coll, const struct msg_step *s,
     out->step_id = s->id;
     out->generation = s->generation;
     results_from_device(st, s, out);
+    TRY(coll_check(coll));
     commit(st, s);
     out->step_us = now_us() - start;
     return OK;
