@@ -24,6 +24,7 @@
 
 #define LAST_WORDS_MS 1000    /* how long FAILED may take to leave */
 #define STOP_BOUND_US 3000000 /* a step thread that does not follow a STOP is left behind */
+#define ROWS_PER_SPAN 128     /* so many rows double the time a step may take, as in the fleet */
 
 struct notes {
     struct note ring[CONTROL_NOTES];
@@ -35,6 +36,7 @@ struct control {
     struct control_options o;
     struct wire *wire;
     struct msg *in, *out; /* large, reused */
+    struct probe *probe;  /* of the control thread alone, once that runs */
     pthread_t thread;
 
     pthread_mutex_t mutex; /* guards everything below */
@@ -44,6 +46,10 @@ struct control {
     uint32_t aborted; /* the newest generation that was aborted */
     struct msg_beat beat;
     uint64_t last_step_at_us;
+    uint64_t step_began_us; /* 0: none is under way */
+    int step_rows;
+    uint32_t generation;    /* of the newest communicator */
+    char last_error[512];
     uint64_t stop_by_us; /* 0: no STOP yet */
     bool closing;
 };
@@ -142,6 +148,27 @@ static void send_notes(struct control *c) {
     }
 }
 
+static void turn_probe(struct control *c) {
+    char last_error[sizeof c->last_error];
+    struct probe_status s = {.rank = c->o.rank,
+                             .world = c->o.world,
+                             .pid = c->o.hello.pid,
+                             .start_time = c->o.hello.start_time,
+                             .device = c->o.hello.device,
+                             .last_error = last_error};
+    if (!c->probe) return;
+    pthread_mutex_lock(&c->mutex);
+    s.beat = c->beat;
+    s.generation = c->generation;
+    s.last_step_at_us = c->last_step_at_us;
+    s.step_began_us = c->step_began_us;
+    s.step_bound_us = (uint64_t)c->o.step_limit_s * 1000000 *
+                      (uint64_t)(ROWS_PER_SPAN + c->step_rows) / ROWS_PER_SPAN;
+    memcpy(last_error, c->last_error, sizeof last_error);
+    pthread_mutex_unlock(&c->mutex);
+    probe_turn(c->probe, &s, now_us());
+}
+
 /* ABORT: the communicator first, then the note for when the step thread comes out. */
 static void hear_abort(struct control *c, uint32_t generation) {
     struct note n = {.type = MSG_ABORT, .generation = {generation}};
@@ -223,12 +250,14 @@ static void *control_main(void *arg) {
             check_ends(c);
             if (!closing) send_beat(c);
         }
+        turn_probe(c);
         hear_all(c); /* after sending: the descriptor is edge-triggered */
         if (closing) break;
-        struct pollfd fds[] = {{.fd = wire_fd(c->wire), .events = POLLIN},
-                               {.fd = c->outbox.fd, .events = POLLIN}};
+        struct pollfd fds[2 + PROBE_FDS] = {{.fd = wire_fd(c->wire), .events = POLLIN},
+                                            {.fd = c->outbox.fd, .events = POLLIN}};
+        nfds_t n = 2 + (nfds_t)(c->probe ? probe_fds(c->probe, fds + 2) : 0);
         uint64_t now = now_us();
-        poll(fds, ARRAY_LEN(fds), now < next_beat ? (int)((next_beat - now) / 1000 + 1) : 0);
+        poll(fds, n, now < next_beat ? (int)((next_beat - now) / 1000 + 1) : 0);
     }
     wire_close_within(c->wire, LAST_WORDS_MS);
     return NULL;
@@ -240,6 +269,7 @@ static void control_free(struct control *c) {
     if (c->inbox.fd >= 0) close(c->inbox.fd);
     if (c->outbox.fd >= 0) close(c->outbox.fd);
     pthread_mutex_destroy(&c->mutex);
+    probe_close(c->probe);
     free(c->in);
     free(c->out);
     free(c);
@@ -257,8 +287,12 @@ static int start_thread(struct control *c) {
 
 int control_start(struct control **out, const struct control_options *o, struct err_text *err) {
     struct control *c = calloc(1, sizeof *c);
-    if (!c) return err_set(err, ERR_NOMEM, "control: expected memory, found none");
+    if (!c) {
+        probe_close(o->probe);
+        return err_set(err, ERR_NOMEM, "control: expected memory, found none");
+    }
     c->o = *o;
+    c->probe = o->probe;
     pthread_mutex_init(&c->mutex, NULL);
     c->inbox.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->outbox.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -299,6 +333,7 @@ void control_post(struct control *c, const struct note *n) {
         c->beat.load_bytes = n->progress.bytes;
         c->beat.load_total = n->progress.total;
     }
+    if (n->type == MSG_FAILED) memcpy(c->last_error, n->failed.text, sizeof c->last_error);
     notes_put(&c->outbox, n);
     pthread_mutex_unlock(&c->mutex);
 }
@@ -317,6 +352,7 @@ int control_fd(const struct control *c) {
 void control_set_coll(struct control *c, struct coll *coll) {
     pthread_mutex_lock(&c->mutex);
     c->coll = coll;
+    if (coll) c->generation = coll->generation;
     if (coll && ((c->any_aborted && coll->generation <= c->aborted) || c->stop_by_us))
         coll_abort(coll);
     pthread_mutex_unlock(&c->mutex);
@@ -335,9 +371,24 @@ void control_set_memory(struct control *c, uint64_t used_bytes, uint64_t free_by
     pthread_mutex_unlock(&c->mutex);
 }
 
+void control_step_begin(struct control *c, int rows) {
+    pthread_mutex_lock(&c->mutex);
+    c->step_began_us = now_us();
+    c->step_rows = rows;
+    pthread_mutex_unlock(&c->mutex);
+    control_set_state(c, WORKER_STEPPING);
+}
+
+void control_step_left(struct control *c) {
+    pthread_mutex_lock(&c->mutex);
+    c->step_began_us = 0;
+    pthread_mutex_unlock(&c->mutex);
+}
+
 void control_step_done(struct control *c, uint64_t step_id) {
     pthread_mutex_lock(&c->mutex);
     c->beat.last_step = step_id;
     c->last_step_at_us = now_us();
+    c->step_began_us = 0;
     pthread_mutex_unlock(&c->mutex);
 }

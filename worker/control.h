@@ -1,6 +1,6 @@
 /* worker/control.h: the control thread and the mailbox between it and the step thread.
  *
- * The control thread owns the control socket. It beats, relays what the step thread posts, and
+ * The control thread owns the control socket and the probes (probe.h). It beats, answers probes, relays what the step thread posts, and
  * hears JOIN, ABORT and STOP even while the step thread is busy, loading or stuck: ABORT reaches
  * the communicator at once, from here. It never touches the model and never enters a collective.
  *
@@ -16,6 +16,7 @@
 
 #include "proto/msg.h"
 #include "worker/coll.h"
+#include "worker/probe.h"
 
 #define CONTROL_NOTES 64
 
@@ -25,8 +26,11 @@ struct control_options {
     const char *endpoint;
     int32_t rank;
     uint32_t incarnation;
+    int32_t world;
     int64_t parent_pid; /* 0: none, the worker was started by hand */
     struct msg_hello hello;
+    struct probe *probe;   /* the control thread's from now on; NULL: none */
+    uint32_t step_limit_s; /* for a step of one row, to be called stuck; 0: never */
 };
 
 /* A small message on its way between the threads. */
@@ -41,6 +45,7 @@ struct note {
     };
 };
 
+/* The probe is closed in any case, now or by control_stop. */
 int control_start(struct control **out, const struct control_options *o, struct err_text *err);
 
 /* Sends what is still posted, closes the socket, joins the thread, frees. */
@@ -60,6 +65,8 @@ void control_set_coll(struct control *c, struct coll *coll);
 /* What the beats say. */
 void control_set_state(struct control *c, enum worker_state state);
 void control_set_memory(struct control *c, uint64_t used_bytes, uint64_t free_bytes);
+void control_step_begin(struct control *c, int rows); /* until control_step_done or _left */
+void control_step_left(struct control *c);            /* without having completed it */
 void control_step_done(struct control *c, uint64_t step_id);
 
 #endif

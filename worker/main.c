@@ -38,7 +38,8 @@
 
 struct options {
     int64_t rank, world, device_index, context, max_slots, max_rows, incarnation, parent_pid,
-        parent_start;
+        parent_start, probe_port, step_limit;
+    const char *probe_socket;
     const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level;
 };
 
@@ -139,6 +140,23 @@ static int parse_options(struct options *o, int argc, char **argv, struct err_te
          .kind = OPT_STRING,
          .out = &o->cpus,
          .help = "Cores to run on, like 0,2-3."},
+        {.name = "probe-socket",
+         .value = "NAME",
+         .kind = OPT_STRING,
+         .out = &o->probe_socket,
+         .help = "Unix socket that answers probes: a path, or @NAME."},
+        {.name = "probe-port",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &o->probe_port,
+         .max = 65535,
+         .help = "Port on 127.0.0.1 that answers probes; 0: none."},
+        {.name = "step-limit",
+         .value = "SECONDS",
+         .kind = OPT_INT,
+         .out = &o->step_limit,
+         .max = 86400,
+         .help = "A step of one token that takes longer is no progress; 0: no limit."},
         {.name = "dump",
          .value = "NAMES",
          .kind = OPT_STRING,
@@ -195,13 +213,27 @@ static void init_signals(const struct options *o) {
     signal(SIGHUP, SIG_IGN);
 }
 
-static int start_control(struct worker *w, struct err_text *err) {
+/* A probe that cannot listen is a wrong set-up at the first start. Later it is not worth the service:
+ * who has the address now may be a predecessor on its way out. */
+static int open_probe(const struct options *o, struct probe **out, struct err_text *err) {
+    const struct probe_options p = {.socket = o->probe_socket, .port = (int)o->probe_port};
+    if (!p.socket && !p.port) return OK;
+    int rc = probe_open(out, &p, err);
+    if (rc == OK || o->incarnation <= 1) return rc;
+    log_warn("no_probe", "why=\"%s\"", err->text);
+    return OK;
+}
+
+static int start_control(struct worker *w, struct probe *probe, struct err_text *err) {
     const struct options *o = &w->o;
     struct control_options c = {
         .endpoint = o->endpoint,
         .rank = (int32_t)o->rank,
         .incarnation = (uint32_t)o->incarnation,
+        .world = (int32_t)o->world,
         .parent_pid = o->parent_pid,
+        .probe = probe,
+        .step_limit_s = (uint32_t)o->step_limit,
         .hello = {.protocol = MSG_PROTOCOL,
                   .limits = limits_digest(),
                   .rank = (int32_t)o->rank,
@@ -394,9 +426,10 @@ static int run_step(struct worker *w, const struct msg_step *s, struct err_text 
     }
     w->coll->wait_us = 0;
     w->out->type = MSG_TOKENS;
-    control_set_state(w->control, WORKER_STEPPING);
+    control_step_begin(w->control, s->n_tokens + s->n_entries);
     int rc = stepper_run(w->stepper, w->coll, s, &w->out->tokens, dumper_hook(w->dumper), err);
     if (rc == ERR_ABORTED) {
+        control_step_left(w->control);
         w->aborted = true;
         return OK;
     }
@@ -443,12 +476,16 @@ static int serve(struct worker *w, struct err_text *err) {
 
 /* ---- life -------------------------------------------------------------------------------- */
 
-/* The device is opened before HELLO, which names it, but its failure is reported after it. */
+/* The device is opened before HELLO, which names it, and the probe before there is a thread for it;
+ * their failures are reported after it. */
 static int run(struct worker *w, struct err_text *err) {
-    struct err_text device_err = {0};
+    struct err_text device_err = {0}, probe_err = {0};
+    struct probe *probe = NULL;
     const struct options *o = &w->o;
     int device_rc = model_open(&w->model, (int)o->device_index, &device_err);
-    TRY(start_control(w, err));
+    int probe_rc = open_probe(o, &probe, &probe_err);
+    TRY(start_control(w, probe, err));
+    if (probe_rc < 0) return err_set(err, probe_rc, "%s", probe_err.text);
     if (device_rc < 0) return err_set(err, device_rc, "%s", device_err.text);
     w->in = malloc(sizeof *w->in);
     w->out = malloc(sizeof *w->out);
