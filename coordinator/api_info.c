@@ -150,6 +150,10 @@ void api_metrics(struct http_exchange *x, void *user) {
                (double)a->n_requests);
     put_metric(&b, "steps_total", "counter", "Steps completed.", (double)st.steps);
     put_metric(&b, "restarts_total", "counter", "Worker restarts.", (double)st.restarts);
+    put_metric(&b, "reclaims_total", "counter", "Waits for device memory after a death.",
+               (double)st.reclaims);
+    put_metric(&b, "reclaim_seconds_total", "counter", "Seconds waited for device memory.",
+               st.reclaim_seconds);
     put_metric(&b, "prompt_tokens_total", "counter", "Prompt tokens taken.",
                (double)st.prompt_tokens);
     put_metric(&b, "output_tokens_total", "counter", "Tokens sampled.", (double)st.output_tokens);

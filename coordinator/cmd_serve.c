@@ -157,6 +157,9 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .step_timeout_s = (int)set->step_timeout,
                                .drain_timeout_s = (int)set->drain_timeout,
                                .restarts_max = (int)set->restarts_max,
+                               .reclaim_timeout_s = (int)set->reclaim_timeout,
+                               .device_memory = set->device_memory,
+                               .probe_port = (int)set->probe_port,
                                .progress_bar = isatty(2) && !set->log_file};
     o.eog = tok_eog(s->tok, &o.n_eog);
     TRY(engine_start(&s->engine, &s->loop, &o, err));

@@ -209,6 +209,7 @@ static void take_defaults(struct engine_options *o) {
     if (o->load_timeout_s == 0) o->load_timeout_s = 3600;
     if (o->step_timeout_s == 0) o->step_timeout_s = 60;
     if (o->drain_timeout_s == 0) o->drain_timeout_s = 60;
+    if (o->reclaim_timeout_s == 0) o->reclaim_timeout_s = 60;
 }
 
 static int start_parts(struct engine *e, struct err_text *err) {
@@ -338,5 +339,6 @@ void engine_status(const struct engine *e, struct engine_status *out) {
     if (!e->fleet || e->closing) return;
     out->n_workers = fleet_world(e->fleet);
     out->restarts = fleet_restarts(e->fleet);
+    out->reclaim_seconds = fleet_reclaim_seconds(e->fleet, &out->reclaims);
     fleet_workers(e->fleet, out->workers, now_us());
 }

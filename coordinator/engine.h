@@ -85,6 +85,8 @@ struct engine_status {
     int64_t pages_used, pages_total;
     uint64_t steps, restarts;
     uint64_t prompt_tokens, output_tokens;
+    uint64_t reclaims;           /* how often device memory was waited for after a death */
+    double reclaim_seconds;      /* altogether */
 };
 void engine_status(const struct engine *e, struct engine_status *out);
 const char *engine_state_name(enum engine_state s);
@@ -105,6 +107,9 @@ struct engine_options {
     /* Supervision; 0 takes the default of engine.c. */
     int beat_timeout_ms;         /* a rank silent for so long is dead */
     int restart_delay_ms;        /* before the first restart; doubles with each in the window */
+    const char *device_memory;   /* where it is looked up, see device_memory.h; NULL: by device */
+    int reclaim_timeout_s;       /* how long memory of the dead may take to return */
+    int probe_port;              /* rank r answers probes on 127.0.0.1:probe_port + r; 0: none */
     int restarts_max, restart_window_s; /* more than so many in so long: ENGINE_FAILED */
 };
 

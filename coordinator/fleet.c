@@ -67,16 +67,19 @@ int fleet_start(struct fleet **out, uv_loop_t *loop, const struct engine_options
                 strerror(errno));
         goto fail;
     }
+    if (fleet_gate_open(f, err) < 0) goto fail;
     if (wire_bind(&f->wire, f->launch.endpoint, err) < 0) goto fail;
     uv_poll_init(loop, &f->poll, wire_fd(f->wire));
     f->poll.data = f;
     uv_poll_start(&f->poll, UV_READABLE, on_readable);
     for (int r = 0; r < f->world; r++) f->w[r].rank = r;
     snprintf(f->why, sizeof f->why, "loading the model");
-    spawn_all(f, now_us);
+    f->state_us = f->due_us = now_us; /* WAITING, should the memory of others be on its way back */
+    if (fleet_gate_begin_start(f, now_us)) spawn_all(f, now_us);
     *out = f;
     return OK;
 fail:
+    fleet_gate_close(f);
     launch_deinit(&f->launch);
     free(f->in);
     free(f);
@@ -88,6 +91,7 @@ static void on_poll_closed(uv_handle_t *h) {
     void (*closed)(void *) = f->closed;
     void *user = f->closed_user;
     wire_close(f->wire);
+    fleet_gate_close(f);
     launch_deinit(&f->launch);
     if (f->shm_fd >= 0) close(f->shm_fd);
     free(f->in);
@@ -247,13 +251,6 @@ static void spawn_all(struct fleet *f, uint64_t now_us) {
     }
 }
 
-/* The device memory of the dead has come back: OK, or ERR_AGAIN to be asked again. The memory of
- * the CPU backend is gone with the process. */
-static int reclaimed(struct fleet *f) {
-    UNUSED(f);
-    return OK;
-}
-
 static int restarts_within(const struct fleet *f, uint64_t now_us) {
     uint64_t window = (uint64_t)f->o.restart_window_s * SECOND_US;
     int n = 0;
@@ -279,7 +276,7 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     f->due_us = now_us + delay;
     log_info("restarting", "ranks=%d restarts=%" PRIu64 " in_window=%d delay_ms=%" PRIu64, f->world,
              f->restarts, n, delay / 1000);
-    for (int r = 0; r < f->world; r++) f->w[r].state = WORKER_RECLAIMING;
+    fleet_gate_begin(f, now_us);
     fleet_enter(f, FLEET_WAITING, now_us);
 }
 
@@ -349,6 +346,7 @@ void fleet_tick(struct fleet *f, uint64_t now_us) {
     f->tick_us = now_us;
     fleet_hear_all(f, now_us);
     see_exits(f, now_us);
+    if (!settled(f)) fleet_gate_watch(f, now_us);
     switch (f->state) {
     case FLEET_LOADING:
         check_silence(f, now_us);
@@ -366,7 +364,7 @@ void fleet_tick(struct fleet *f, uint64_t now_us) {
         if (all_ended(f)) plan_restart(f, now_us);
         break;
     case FLEET_WAITING:
-        if (now_us >= f->due_us && reclaimed(f) == OK) spawn_all(f, now_us);
+        if (fleet_gate_passed(f, now_us) && now_us >= f->due_us) spawn_all(f, now_us);
         break;
     case FLEET_STOPPING:
         if (now_us >= f->due_us) kill_all(f);
@@ -462,6 +460,11 @@ uint64_t fleet_restarts(const struct fleet *f) {
 }
 int fleet_world(const struct fleet *f) {
     return f->world;
+}
+
+double fleet_reclaim_seconds(const struct fleet *f, uint64_t *n) {
+    *n = f->reclaims;
+    return f->reclaim_seconds;
 }
 
 void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t now_us) {

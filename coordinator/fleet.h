@@ -70,6 +70,8 @@ void fleet_stop(struct fleet *f, uint64_t now_us); /* ends in STOPPED */
 void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t now_us);
 uint64_t fleet_restarts(const struct fleet *f);
 int fleet_world(const struct fleet *f);
+/* How often device memory was waited for after a death, and how long altogether. */
+double fleet_reclaim_seconds(const struct fleet *f, uint64_t *n);
 
 /* After STOPPED: closes the handles, frees f, then calls closed once. */
 void fleet_close(struct fleet *f, void (*closed)(void *user), void *user);

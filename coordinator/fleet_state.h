@@ -1,6 +1,6 @@
 /* coordinator/fleet_state.h: the inside of a fleet, for the files fleet*.c alone. See fleet.h.
  *
- * Owns: nothing.  Called by: fleet.c, fleet_hear.c, fleet_join.c.
+ * Owns: nothing.  Called by: fleet.c, fleet_gate.c, fleet_hear.c, fleet_join.c.
  */
 #ifndef OCTAVO_COORDINATOR_FLEET_STATE_H
 #define OCTAVO_COORDINATOR_FLEET_STATE_H
@@ -9,6 +9,7 @@
 #include "coordinator/fleet.h"
 #include "coordinator/launch.h"
 #include "coordinator/progress.h"
+#include "coordinator/reclaim.h"
 #include "coordinator/sched.h"
 #include "proto/wire.h"
 
@@ -69,6 +70,10 @@ struct fleet {
     bool lost;
     uint64_t tick_us, state_us, due_us; /* last tick, state entered, next thing due in it */
     uint64_t restarts, restart_us[RESTARTS_KEPT];
+    struct device_memory memory;
+    struct reclaim gate;
+    uint64_t reclaims;
+    double reclaim_seconds; /* of all reclaims together */
     int exit_code;
     char why[256];
     void (*closed)(void *user);
@@ -81,6 +86,15 @@ void fleet_lose(struct fleet *f, struct worker *w, uint64_t now_us, const char *
 void fleet_fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
 void fleet_enter(struct fleet *f, enum fleet_state state, uint64_t now_us);
+
+/* fleet_gate.c: what ranks hold; whether the memory of the dead is back. passed: true, or false to be
+ * asked again; a verdict other than returned ends the fleet. */
+int fleet_gate_open(struct fleet *f, struct err_text *err);
+void fleet_gate_close(struct fleet *f);
+void fleet_gate_watch(struct fleet *f, uint64_t now_us);
+void fleet_gate_begin(struct fleet *f, uint64_t now_us);
+bool fleet_gate_begin_start(struct fleet *f, uint64_t now_us); /* true: start at once */
+bool fleet_gate_passed(struct fleet *f, uint64_t now_us);
 
 /* fleet_join.c: all are LOADED; some are JOINED. */
 void fleet_join_all(struct fleet *f, uint64_t now_us);

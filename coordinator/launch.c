@@ -100,5 +100,8 @@ int launch_argv(struct launch *l, const struct engine_options *o, int rank, uint
     word(&w, "--parent-pid", "%" PRId64, l->self.pid);
     word(&w, "--parent-start", "%" PRIu64, l->self.start_time);
     word(&w, "--cpus", "%s", cpus);
+    word(&w, "--probe-socket", "@octavo-probe-%" PRId64 "-%d", l->self.pid, rank);
+    word(&w, "--probe-port", "%d", o->probe_port ? o->probe_port + rank : 0);
+    word(&w, "--step-limit", "%d", o->step_timeout_s);
     return OK;
 }

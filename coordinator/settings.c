@@ -69,6 +69,10 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
                "How long running answers may go on after SIGTERM."),
         NUMBER("restarts-max", "N", restarts_max, 1, 1000, "10",
                "Restarts of the workers within ten minutes before giving up."),
+        NUMBER("reclaim-timeout", "SECONDS", reclaim_timeout, 1, 86400, "60",
+               "How long the device memory of a dead worker may take to return."),
+        NUMBER("probe-port", "N", probe_port, 0, 65535 - LIMIT_RANKS, "0, none",
+               "The worker of rank R answers probes on 127.0.0.1, port N + R."),
         TEXT("log-level", "LEVEL", log_level, "info", "debug, info, warn or error."),
         TEXT("log-file", "FILE", log_file, "standard error",
              "Where this program logs; opened again on SIGHUP."),
@@ -77,6 +81,12 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
          .kind = OPT_STRING,
          .out = &s->worker,
          .help = "The worker's program.",
+         .hidden = true},
+        {.name = "device-memory",
+         .value = "SOURCE",
+         .kind = OPT_STRING,
+         .out = &s->device_memory,
+         .help = "none, nvml or script:PATH.",
          .hidden = true},
     };
 #undef TEXT
@@ -161,6 +171,7 @@ int settings_read(struct settings *s, int argc, char **argv, struct err_text *er
                            .step_timeout = 60,
                            .drain_timeout = 60,
                            .restarts_max = 10,
+                           .reclaim_timeout = 60,
                            .log_level = "info"};
     TRY(read_options(s, argc, argv, err));
     if (!log_parse_level(s->log_level, &level))

@@ -16,6 +16,8 @@ struct settings {
     const char *model, *model_name, *device, *host, *api_key_file, *log_level, *log_file, *worker;
     int64_t tp, port, ctx, max_seqs, max_step_tokens, cache_tokens, pipeline;
     int64_t load_timeout, step_timeout, drain_timeout, restarts_max;
+    int64_t reclaim_timeout, probe_port;
+    const char *device_memory;
     int n_devices;
     char model_path[SETTINGS_PATH_BYTES]; /* the demonstration model, if none was named */
     char worker_path[SETTINGS_PATH_BYTES];

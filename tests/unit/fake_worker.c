@@ -34,7 +34,8 @@ struct slot {
 
 static struct {
     int64_t rank, world, context, slots, rows, incarnation, parent_pid, parent_start, index;
-    const char *model, *device, *connect, *cpus;
+    int64_t probe_port, step_limit;
+    const char *model, *device, *connect, *cpus, *probe_socket;
     char kind[16];
     int at;
 } o;
@@ -171,6 +172,9 @@ static void parse(int argc, char **argv) {
         {.name = "device", .value = "S", .kind = OPT_STRING, .out = &o.device},
         {.name = "connect", .value = "S", .kind = OPT_STRING, .out = &o.connect},
         {.name = "cpus", .value = "S", .kind = OPT_STRING, .out = &o.cpus},
+        {.name = "probe-socket", .value = "S", .kind = OPT_STRING, .out = &o.probe_socket},
+        {.name = "probe-port", .value = "N", .kind = OPT_INT, .out = &o.probe_port, .max = 65535},
+        {.name = "step-limit", .value = "N", .kind = OPT_INT, .out = &o.step_limit, .max = 86400},
     };
     struct err_text err = {0};
     if (opt_parse(rows, ARRAY_LEN(rows), argc, argv, 0, "fake worker", &err) < 0 || !o.connect) {
