@@ -3,7 +3,7 @@
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
  * Limits: the tensor-core kernel takes r_kv 512 and d_rope 64 in half precision; other shapes and
  * float32 caches go through the plain one.
- * Tested by: tests/gpu/check_ops.cu; measured by worker/bench.cu
+ * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
  * One row's heads share its latents, so heads are the rows of the product: a block takes 16, 32 or
  * 64 heads of one row of the batch and a share ("split") of its positions, 32 at a time: scores
@@ -50,6 +50,10 @@ static __device__ __forceinline__ float *partial_stat(const struct attend_args &
            (((int64_t)t * a.splits + split) * a.heads + h) * 2;
 }
 
+static __device__ __forceinline__ float half_range(float v) {
+    return fminf(fmaxf(v, -65504.f), 65504.f);
+}
+
 template <int MT> static constexpr __host__ __device__ int attend_smem(void) {
     return 16 * MT * ROW * 2 + 2 * TILE * ROW * 2 + 16 * MT * P_ROW * 2 +
            (MT == 1 ? 2 : 1) * 16 * MT * S_ROW * 4 + 16 * MT * 3 * 4;
@@ -73,19 +77,6 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
     int first = split * share, last = min(n, first + share);
     int tiles = last > first ? (last - first + TILE - 1) / TILE : 0;
 
-    for (int i = tid; i < HEADS * WIDTH / 4; i += THREADS) {
-        int h = i / (WIDTH / 4), k = i % (WIDTH / 4) * 4;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (h0 + h < a.heads)
-            v = *(const float4 *)(a.qk + ((int64_t)t * a.heads + h0 + h) * WIDTH + k);
-        uint2 w = make_uint2(pack_half2(fminf(fmaxf(v.x, -65504.f), 65504.f),
-                                        fminf(fmaxf(v.y, -65504.f), 65504.f)),
-                             pack_half2(fminf(fmaxf(v.z, -65504.f), 65504.f),
-                                        fminf(fmaxf(v.w, -65504.f), 65504.f)));
-        *(uint2 *)(qs + h * ROW + k) = w;
-    }
-    for (int h = tid; h < HEADS; h += THREADS) stat_m[h] = -INFINITY, stat_l[h] = 0;
-
     /* eight threads fetch the latent of one position */
     uint32_t kv_addr = smem_addr(kv), qs_addr = smem_addr(qs), ps_addr = smem_addr(ps);
     auto fetch = [&](int tile) {
@@ -104,6 +95,18 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
         cp_async_commit();
     };
     fetch(0);
+
+    /* queries, a few loads in flight at a time */
+#pragma unroll 9
+    for (int i = tid; i < HEADS * WIDTH / 4; i += THREADS) {
+        int h = i / (WIDTH / 4), k = i % (WIDTH / 4) * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (h0 + h < a.heads)
+            v = *(const float4 *)(a.qk + ((int64_t)t * a.heads + h0 + h) * WIDTH + k);
+        *(uint2 *)(qs + h * ROW + k) = make_uint2(pack_half2(half_range(v.x), half_range(v.y)),
+                                                  pack_half2(half_range(v.z), half_range(v.w)));
+    }
+    for (int h = tid; h < HEADS; h += THREADS) stat_m[h] = -INFINITY, stat_l[h] = 0;
 
     float acc[MT][8][4];
 #pragma unroll
@@ -248,9 +251,12 @@ static __global__ void __launch_bounds__(128)
     gdc_wait();
     int h = blockIdx.x, t = blockIdx.y;
     float top = -INFINITY, weight = 0;
+#pragma unroll 8
     for (int s = 0; s < a.splits; s++) top = fmaxf(top, partial_stat(a, t, s, h)[0]);
     float4 sum = make_float4(0, 0, 0, 0);
-    for (int s = 0; s < a.splits && top > -INFINITY; s++) {
+    int splits = top > -INFINITY ? a.splits : 0;
+#pragma unroll 8
+    for (int s = 0; s < splits; s++) {
         const float *stat = partial_stat(a, t, s, h);
         float f = exp2f(stat[0] - top);
         float4 v = ((const float4 *)(a.partial +

@@ -4,7 +4,7 @@
  * Called by: worker/ through kernels_table().
  * Fails how: open returns NULL with a sentence; alloc returns NULL; any other CUDA error prints
  * expression, file and line and ends the process with status 1.
- * Limits: GRAPHS_MAX captured graphs, further keys run uncaptured.  Tested by: tests/gpu/check_ops.cu
+ * Limits: GRAPHS_MAX captured graphs, further keys run uncaptured.  Tested by: tests/gpu/check_ops.c
  *
  * open looks for a kernel image before anything else is done with the device: a build for another
  * generation of cards is the likeliest mistake, and it should be told before weights are read.

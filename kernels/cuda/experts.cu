@@ -2,7 +2,7 @@
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
  * Limits: EXPERTS_MAX experts; experts_down must follow its experts_up with the scratch untouched.
- * Tested by: tests/gpu/check_ops.cu; measured by worker/bench.cu
+ * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
  * (row, choice) pairs are sorted by expert on the device into segments: at most eight pairs of one
  * expert for few rows (gemv.cuh: each expert's bytes are read once), at most 128 for many (gemm.cu).
@@ -280,7 +280,8 @@ struct few_mat {
 struct few_args {
     struct few_mat mat[2]; /* gate and up, or down alone */
     int rows, cols, wk;    /* of a matrix; warps per tile */
-    int kc[GV_ROWS + 1];   /* columns of x staged at a time, by rows of x */
+    int ring;              /* bytes of a warp's ring */
+    int x_bytes;           /* of shared memory for x */
     const int32_t *seg, *list;
     const float *x;        /* row list[i] / x_div */
     int64_t x_row;
@@ -290,11 +291,10 @@ struct few_args {
 };
 
 static __device__ __forceinline__ void few_run(int type, float (&acc)[4], const uint8_t *slot,
-                                               const struct gv_smem &s, int run, int first,
-                                               int cols, int columns) {
+                                               const uint8_t *x, int rows, int groups) {
     switch (type) {
 #define X(t)                                                                                       \
-    case t: gv_run<t>(acc, slot, s, run, first, cols, columns); break;
+    case t: gv_run<t>(acc, slot, x, rows, groups); break;
         QUANT_TYPES(X)
 #undef X
     }
@@ -307,7 +307,7 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
     few_kernel(const __grid_constant__ struct few_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
     constexpr int TEAM = GV_WARPS / MATS;
-    struct gv_smem s = gv_carve(smem, 0, 1);
+    struct gv_smem s = gv_carve(smem, a.ring);
     struct gv_ring ring;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, member = warp % TEAM;
     int wk = member % a.wk, at_tile = member / a.wk, team_tiles = TEAM / a.wk;
@@ -315,7 +315,7 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
     int tiles = (a.rows + 15) / 16, blocks = (tiles + team_tiles - 1) / team_tiles;
     int runs = (a.cols + GV_RUN - 1) / GV_RUN;
     int64_t tile_bytes = (int64_t)(a.cols / m.cell_cols) * m.cell_bytes;
-    gv_ring_init(s, &ring);
+    gv_ring_init(s, &ring, m.run_stride);
     gdc_trigger();
     gdc_wait();
     int64_t items = (int64_t)a.seg[0] * blocks;
@@ -340,31 +340,30 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
             next_run = wk;
         }
     };
-    for (int i = 0; i < GV_SLOTS; i++) request();
+    for (int i = 0; i < ring.slots; i++) request();
 
     int staged = -1;
     for (; item < last; item++) {
         int segment = item / blocks, tile = item % blocks * team_tiles + at_tile;
         const int32_t *seg = a.seg + 1 + 3 * segment, *list = a.list + seg[1];
-        int n = seg[2], columns = gv_columns(n);
-        s.kc = a.kc[n];
-        s.sums = (__half *)(s.xs + columns * s.kc * 2);
-        bool keep = s.kc >= a.cols && staged >= 0 &&
+        int n = seg[2], run_x = gv_run_x(n), stage = a.x_bytes / run_x;
+        bool keep = stage >= runs && staged >= 0 &&
                     (staged == segment || (a.n_rows == 1 && a.x_div > 1));
         auto x_of = [&](int r) { return a.x + (int64_t)(list[r] / a.x_div) * a.x_row; };
         float acc[4] = {0, 0, 0, 0};
         int run = tile < tiles ? wk : runs;
-        for (int k0 = 0; k0 < a.cols; k0 += s.kc) {
+        for (int run0 = 0; run0 < runs; run0 += stage) {
+            int end = min(runs, run0 + stage);
             if (!keep) {
-                if (staged >= 0 || k0 > 0) __syncthreads();
-                if (n <= 4) gv_stage<true>(s, x_of, n, k0, a.cols);
-                else gv_stage<false>(s, x_of, n, k0, a.cols);
+                if (staged >= 0) __syncthreads();
+                gv_stage(s, x_of, n, run0, end - run0, a.cols);
                 __syncthreads();
             }
             staged = segment;
-            for (int end = min(runs, (k0 + s.kc) / GV_RUN); run < end; run += a.wk) {
+            for (; run < end; run += a.wk) {
                 const uint8_t *slot = gv_take(s, &ring);
-                few_run(m.type, acc, slot, s, run, k0 / GV_RUN, a.cols, columns);
+                few_run(m.type, acc, slot, s.x + (run - run0) * run_x, n,
+                        min(8, (a.cols - run * GV_RUN) / 32));
                 __syncwarp();
                 request();
             }
@@ -390,12 +389,8 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
                 if (MATS == 2) v = silu(gate[t % 2 * 2 + r / 8]) * v;
                 if (row < a.rows) a.y[(int64_t)list[t] * a.y_row + row] = v;
             };
-            if (MATS == 2) {
-                if (n <= 4) gv_results<true>(acc, n, keep_gate);
-                else gv_results<false>(acc, n, keep_gate);
-            }
-            if (n <= 4) gv_results<true>(MATS == 2 ? up : acc, n, write);
-            else gv_results<false>(MATS == 2 ? up : acc, n, write);
+            if (MATS == 2) gv_results(acc, n, keep_gate);
+            gv_results(MATS == 2 ? up : acc, n, write);
         }
         __syncthreads();
     }
@@ -417,13 +412,13 @@ static void few_launch(struct kctx *c, struct few_args *a, int mats, int segs) {
     int64_t runs = ceil_div(a->cols, GV_RUN), tiles = ceil_div(a->rows, 16);
     a->wk = 1;
     while (a->wk < team && a->wk * 4 <= runs) a->wk *= 2;
-    for (int n = 1; n <= GV_ROWS; n++) a->kc[n] = gv_stage_cols(c, a->cols, n);
-    int x_bytes = 0;
-    for (int n = 1; n <= GV_ROWS; n++) x_bytes = std::max(x_bytes, gv_x_bytes(a->kc[n], n));
+    struct gv_plan p = gv_plan(c, a->cols, std::min(a->n_rows, GV_ROWS));
+    a->ring = p.ring;
+    a->x_bytes = p.smem - gv_fixed(p.ring);
     int64_t items = segs * ceil_div(tiles, team / a->wk);
     unsigned grid = (unsigned)std::min<int64_t>(items, 2 * c->sms);
     launch(c, mats == 2 ? few_kernel<2> : few_kernel<1>, grid, GV_THREADS,
-           (size_t)(GV_FIXED + x_bytes), *a);
+           (size_t)p.smem, *a);
 }
 
 /* ---- unquantised experts: a warp per row and pair ---------------------------------------------- */
@@ -579,7 +574,7 @@ void cuda_experts_down(struct kctx *c, const struct kop_experts_down *o) {
 }
 
 void cuda_experts_init(struct kctx *c) {
-    size_t most = (size_t)std::min(c->smem_block, GV_FIXED + 40960);
+    size_t most = (size_t)std::min(c->smem_block, GV_SMEM);
     allow_smem(few_kernel<1>, most);
     allow_smem(few_kernel<2>, most);
 }

@@ -1,7 +1,7 @@
 /* kernels/cuda/file_block.cuh: quantised blocks in file order, element by element.
  *
  * Owns: nothing.  Called by: repack.cu.  Fails how: cannot.
- * Tested by: tests/gpu/check_ops.cu
+ * Tested by: tests/gpu/check_ops.c
  *
  * Slow on purpose: one element at a time, straight from the format's definition. It runs while
  * weights are loaded, where the link to the host is the limit.
@@ -55,13 +55,12 @@ static __device__ inline uint32_t code_get(int type, const uint8_t *block, int i
     uint32_t v = 0;
     for (int r = 0, at = 0; r < c.n_runs; at += c.run[r].n, r++)
         v |= (block[c.run[r].byte] >> c.run[r].at & ((1u << c.run[r].n) - 1)) << at;
-    return type == KT_Q8_0 ? v ^ 0x80 : v; /* the device keeps q + 128 */
+    return v;
 }
 
 /* The block starts as zeros. */
 static __device__ inline void code_put(int type, uint8_t *block, int i, uint32_t v) {
     struct code_bits c = code_bits(type, i);
-    if (type == KT_Q8_0) v ^= 0x80;
     for (int r = 0; r < c.n_runs; v >>= c.run[r].n, r++)
         block[c.run[r].byte] |= (v & ((1u << c.run[r].n) - 1)) << c.run[r].at;
 }
@@ -114,18 +113,28 @@ static __device__ inline int plane_offset(const struct cell_shape &s, int plane,
     return at + b * 64 * plane;
 }
 
-/* Bit position of element k = 0..7 of a lane's share of a 32-column group, row half r, in the words
- * of the planes with 4, 2 and 1 bits. */
-static __device__ inline int bit4(int k) { return 16 * (k % 2) + 4 * (k / 2); }
-static __device__ inline int bit2(int r, int k) { return 16 * (k % 2) + 2 * (4 * r + k / 2); }
-static __device__ inline int bit1(int r, int k) { return 8 * (k % 2) + 4 * r + k / 2; }
+/* Where element k = 0..7 of a lane's share of a 32-column group stands, row half r: number q of its
+ * four (code_bytes' a[q]), and its bit in the words of the planes with 4, 2 and 1 bits. */
+static __device__ inline int four_of(int r, int k) { return k / 4 * 2 + r; }
+static __device__ inline int bit4(int k) { return 8 * (k % 4) + 4 * (k / 4); }
+static __device__ inline int bit2(int r, int k) { return 8 * (k % 4) + 2 * four_of(r, k); }
+static __device__ inline int bit1(int cols, int b, int r, int k) {
+    return cols == 256 ? 8 * (k % 4) + 4 * (b % 2) + four_of(r, k) : 4 * four_of(r, k) + k % 4;
+}
 
-/* Code of column i of 32-column group b, row r16 of a cell; Q8_0 as q + 128. */
+/* Address of a lane's word of single bits: 32 bits for two groups, 16 for a group of its own. */
+static __device__ inline int bits_offset(const struct cell_shape &s, int b, int lane) {
+    return s.cols == 256 ? plane_offset(s, PLANE_1, b / 2 * 2) + 4 * lane
+                         : plane_offset(s, PLANE_1, b) + 2 * lane;
+}
+
+/* Code of column i of 32-column group b, row r16 of a cell, as it stands in the file. */
 static __device__ inline uint32_t cell_code(const struct cell_shape &s, const uint8_t *cell,
                                             int r16, int b, int i) {
     int lane = r16 % 8 * 4 + i % 16 / 4, k = i / 16 * 4 + i % 4, r = r16 / 8, at = 0;
     uint32_t v = 0;
-    if (s.planes & PLANE_8) return cell[plane_offset(s, PLANE_8, b) + 16 * lane + 8 * r + k];
+    if (s.planes & PLANE_8)
+        return cell[plane_offset(s, PLANE_8, b) + 16 * lane + 4 * four_of(r, k) + k % 4];
     if (s.planes & PLANE_4) {
         const uint8_t *p = cell + plane_offset(s, PLANE_4, b) + 8 * lane + 4 * r;
         v = *(const uint32_t *)p >> bit4(k) & 15;
@@ -137,8 +146,9 @@ static __device__ inline uint32_t cell_code(const struct cell_shape &s, const ui
         at += 2;
     }
     if (s.planes & PLANE_1) {
-        const uint8_t *p = cell + plane_offset(s, PLANE_1, b) + 2 * lane;
-        v |= ((uint32_t) * (const uint16_t *)p >> bit1(r, k) & 1) << at;
+        const uint8_t *p = cell + bits_offset(s, b, lane);
+        uint32_t w = s.cols == 256 ? *(const uint32_t *)p : *(const uint16_t *)p;
+        v |= (w >> bit1(s.cols, b, r, k) & 1) << at;
     }
     return v;
 }

@@ -1,8 +1,8 @@
 /* kernels/cuda/gemm.cu: products with many rows of x on the tensor cores.
  *
  * Owns: nothing.  Called by: matmul.cu, experts.cu.  Fails how: a CUDA error ends the process.
- * Limits: GEMM_COLS rows of x per block.  Tested by: tests/gpu/check_ops.cu; measured by
- * worker/bench.cu
+ * Limits: GEMM_COLS rows of x per block.  Tested by: tests/gpu/check_ops.c; measured by
+ * worker/bench.c
  *
  * Weights go from their quantised bytes straight into the registers of the lanes that multiply them
  * (quant.cuh's order), once for up to 128 rows of x: no dequantised copy exists anywhere, not even in
@@ -93,8 +93,8 @@ template <int TYPE, int WARPS> static constexpr __host__ __device__ int smem_byt
 template <int TYPE>
 static __device__ __forceinline__ void weights(const uint8_t *cell, const scales<TYPE> &sc, int b,
                                                int lane, uint32_t (&a)[8]) {
-    uint32_t p[2][4];
-    codes<TYPE>(cell, b, lane, p);
+    uint32_t q[4];
+    code_bytes<TYPE>(cell, b, lane, q);
 #pragma unroll
     for (int r = 0; r < 2; r++)
 #pragma unroll
@@ -103,10 +103,12 @@ static __device__ __forceinline__ void weights(const uint8_t *cell, const scales
             __half2 s2 = __float2half2_rn(s), low;
             if constexpr (scales<TYPE>::has_low)
                 low = __float2half2_rn(-W_SCALE * sc.low(r, b, half));
+            uint32_t h[2];
+            codes_half<TYPE>(q[2 * half + r], h);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                __half2 q = *reinterpret_cast<__half2 *>(&p[r][2 * half + i]);
-                __half2 w = scales<TYPE>::has_low ? __hfma2(q, s2, low) : __hmul2(q, s2);
+                __half2 v = *reinterpret_cast<__half2 *>(&h[i]);
+                __half2 w = scales<TYPE>::has_low ? __hfma2(v, s2, low) : __hmul2(v, s2);
                 a[4 * half + 2 * i + r] = *reinterpret_cast<uint32_t *>(&w);
             }
         }

@@ -1,6 +1,6 @@
 /* kernels/cuda/gemm.cuh: products with many rows of x on the tensor cores.
  *
- * Owns: nothing.  Called by: matmul.cu, experts.cu.  Tested by: tests/gpu/check_ops.cu
+ * Owns: nothing.  Called by: matmul.cu, experts.cu.  Tested by: tests/gpu/check_ops.c
  */
 #ifndef OCTAVO_KERNELS_CUDA_GEMM_H
 #define OCTAVO_KERNELS_CUDA_GEMM_H

@@ -1,7 +1,7 @@
 /* kernels/cuda/gemv.cuh: products with at most eight rows of x: every byte of the weights once.
  *
  * Owns: nothing.  Called by: matmul.cu, experts.cu.
- * Tested by: tests/gpu/check_ops.cu
+ * Tested by: tests/gpu/check_ops.c
  *
  * A warp owns a tile of sixteen weight rows and every WK-th run of 256 columns of it. The runs are
  * whole stretches of memory (quant.cuh), fetched by bulk copies into a ring of the warp's own, so
@@ -9,10 +9,18 @@
  * before the previous kernel has finished. Tensor-core tiles are used even for one row of x: sixteen
  * rows of weights need no shuffles to be summed.
  *
- * x stands in shared memory as half precision / 16, in the order in which lanes hold weights:
- *   xs[k / 32][column][32], sums[k / 256][column][16] (sums of x over sixteen columns)
- * With at most four rows each row takes two columns, x rounded and what rounding lost, so products
- * are those of float32 activations to 22 bits; with five to eight rows x is rounded (11 bits).
+ * Arithmetic is in whole numbers: the codes of weights are bytes already, and unpacking them to
+ * anything wider costs more instructions than the memory leaves time for. x is made of 16-bit whole
+ * numbers, scaled for each run of 256 columns by its largest, as two signed bytes hi * 256 + lo.
+ * Sums over 32 (or 16) columns are exact; scales enter in float32. So a product differs from that of
+ * float32 activations by 2^-16 of the run's largest at most.
+ *
+ * x in shared memory, `columns` = 2 * rows:
+ *   xs[run][8][column][32] bytes, in the order in which lanes hold weights
+ *   sums[run][column][16]  sums of the bytes over sixteen columns, half precision (exact)
+ *   scale[run][column]     float
+ * With at most four rows ("split") row r has columns 2r (hi) and 2r + 1 (lo), and one product does
+ * both; with five to eight the lo bytes stand in columns rows + r and take a second product.
  */
 #ifndef OCTAVO_KERNELS_CUDA_GEMV_H
 #define OCTAVO_KERNELS_CUDA_GEMV_H
@@ -21,29 +29,39 @@
 
 #define GV_WARPS   8
 #define GV_THREADS (GV_WARPS * 32)
-#define GV_RUN     256  /* columns of one ring slot */
-#define GV_SLOT    4352 /* bytes of the largest: sixteen rows of 256 columns of Q8_0 */
-#define GV_SLOTS   2
+#define GV_RUN     256  /* columns of a run */
+#define GV_SLOTS   5    /* most runs in flight per warp */
+#define GV_RING    11264 /* bytes of a warp's ring: two runs of Q8_0, four of Q4_K or Q5_K */
+#define GV_RING_SMALL 8704
 #define GV_ROWS    8    /* of x */
 
-/* Shared memory of a block, in order: rings, barriers, partial sums, xs and sums. */
-#define GV_RING_BYTES (GV_WARPS * GV_SLOTS * GV_SLOT)
-#define GV_BAR_BYTES  (GV_WARPS * GV_SLOTS * 8)
-#define GV_RED_BYTES  (GV_WARPS * 32 * 16)
-#define GV_FIXED      (GV_RING_BYTES + GV_BAR_BYTES + GV_RED_BYTES)
+/* Shared memory of a block, in order: rings, barriers, partial sums, then x. */
+#define GV_BAR_BYTES (GV_WARPS * GV_SLOTS * 8)
+#define GV_RED_BYTES (GV_WARPS * 32 * 16)
+#define GV_SMEM      (112 * 1024) /* two blocks per multiprocessor of 228 KB */
 
-static __host__ __device__ inline int gv_columns(int rows) { return rows <= 4 ? 2 * rows : rows; }
-static __host__ __device__ inline int gv_x_bytes(int kc, int rows) {
-    return gv_columns(rows) * (kc * 2 + kc / GV_RUN * 32);
+static __host__ __device__ inline int gv_fixed(int ring) {
+    return GV_WARPS * ring + GV_BAR_BYTES + GV_RED_BYTES;
 }
+/* x of one run: bytes, sums, scales. */
+static __host__ __device__ inline int gv_run_x(int rows) { return 2 * rows * (256 + 32 + 4); }
 
-/* Columns of x staged at a time: whole runs, for every warp of a tile at least one. */
-static inline int gv_stage_cols(const struct kctx *c, int64_t cols, int rows) {
-    int budget = c->smem_block - GV_FIXED < 40960 ? c->smem_block - GV_FIXED : 40960;
-    int kc = (int)(ceil_div(cols, GV_RUN) * GV_RUN);
-    while (gv_x_bytes(kc, rows) > budget)
-        kc = kc > 2048 ? (kc - 1) / 2048 * 2048 : (kc / 2 + GV_RUN - 1) / GV_RUN * GV_RUN;
-    return kc;
+struct gv_plan {
+    int ring; /* bytes of a warp's ring */
+    int runs; /* of x staged at a time, by the most rows */
+    int smem;
+};
+
+/* Shared memory for products of `cols` columns with up to `rows` rows of x. */
+static inline struct gv_plan gv_plan(const struct kctx *c, int64_t cols, int rows) {
+    struct gv_plan p;
+    int limit = c->smem_block < GV_SMEM ? c->smem_block : GV_SMEM;
+    int runs = (int)ceil_div(cols, GV_RUN);
+    p.ring = gv_fixed(GV_RING) + runs * gv_run_x(rows) <= limit ? GV_RING : GV_RING_SMALL;
+    p.runs = (limit - gv_fixed(p.ring)) / gv_run_x(rows);
+    if (p.runs > runs) p.runs = runs;
+    p.smem = gv_fixed(p.ring) + p.runs * gv_run_x(rows);
+    return p;
 }
 
 #if defined(__CUDACC__)
@@ -51,193 +69,260 @@ static inline int gv_stage_cols(const struct kctx *c, int64_t cols, int rows) {
 struct gv_smem {
     uint32_t ring, bar; /* this warp's */
     const uint8_t *ring_ptr;
+    int ring_bytes;
     float *red;
-    uint8_t *xs;
-    __half *sums;
-    int kc;
+    uint8_t *x;         /* of the first staged run */
 };
 
-static __device__ __forceinline__ struct gv_smem gv_carve(uint8_t *smem, int kc, int rows) {
+static __device__ __forceinline__ struct gv_smem gv_carve(uint8_t *smem, int ring) {
     struct gv_smem s;
     int warp = threadIdx.x >> 5;
-    s.ring_ptr = smem + warp * GV_SLOTS * GV_SLOT;
+    s.ring_ptr = smem + warp * ring;
     s.ring = smem_addr(s.ring_ptr);
-    s.bar = smem_addr(smem + GV_RING_BYTES) + warp * GV_SLOTS * 8;
-    s.red = (float *)(smem + GV_RING_BYTES + GV_BAR_BYTES);
-    s.xs = smem + GV_FIXED;
-    s.sums = (__half *)(s.xs + gv_columns(rows) * kc * 2);
-    s.kc = kc;
+    s.ring_bytes = ring;
+    s.bar = smem_addr(smem + GV_WARPS * ring) + warp * GV_SLOTS * 8;
+    s.red = (float *)(smem + GV_WARPS * ring + GV_BAR_BYTES);
+    s.x = smem + gv_fixed(ring);
     return s;
 }
 
-/* A warp's ring: `issued` and `taken` count slots since the kernel began. */
+/* A warp's ring of `slots` slots of `bytes`. */
 struct gv_ring {
-    uint32_t issued, taken;
+    int slots, bytes, put, take, in_flight;
+    uint32_t phase; /* of the slot to be taken */
 };
 
-static __device__ __forceinline__ void gv_ring_init(const struct gv_smem &s, struct gv_ring *r) {
+static __device__ __forceinline__ void gv_ring_init(const struct gv_smem &s, struct gv_ring *r,
+                                                    int run_bytes) {
     if ((threadIdx.x & 31) == 0) {
         for (int i = 0; i < GV_SLOTS; i++) mbar_init(s.bar + 8 * i, 1);
         mbar_init_fence();
     }
     __syncwarp();
-    r->issued = r->taken = 0;
+    r->bytes = run_bytes;
+    r->slots = min(GV_SLOTS, s.ring_bytes / run_bytes);
+    r->put = r->take = r->in_flight = 0;
+    r->phase = 0;
 }
 
 static __device__ __forceinline__ void gv_issue(const struct gv_smem &s, struct gv_ring *r,
                                                 const uint8_t *src, int bytes) {
     if ((threadIdx.x & 31) == 0) {
-        uint32_t slot = r->issued % GV_SLOTS;
-        mbar_expect(s.bar + 8 * slot, bytes);
-        bulk_load(s.ring + slot * GV_SLOT, src, bytes, s.bar + 8 * slot);
+        mbar_expect(s.bar + 8 * r->put, bytes);
+        bulk_load(s.ring + r->put * r->bytes, src, bytes, s.bar + 8 * r->put);
     }
-    r->issued++;
+    if (++r->put == r->slots) r->put = 0;
 }
 
 /* Waits for the oldest slot. */
 static __device__ __forceinline__ const uint8_t *gv_take(const struct gv_smem &s,
                                                          struct gv_ring *r) {
-    uint32_t slot = r->taken % GV_SLOTS;
-    mbar_wait(s.bar + 8 * slot, r->taken / GV_SLOTS & 1);
-    r->taken++;
-    return s.ring_ptr + slot * GV_SLOT;
+    const uint8_t *slot = s.ring_ptr + r->take * r->bytes;
+    mbar_wait(s.bar + 8 * r->take, r->phase);
+    if (++r->take == r->slots) r->take = 0, r->phase ^= 1;
+    return slot;
 }
 
-/* Bytes of run `run` of a tile whose rows have `cols` columns. */
+/* Bytes of a run of a tile whose rows have `cols` columns; the stride of runs. */
 template <int TYPE> static __device__ __forceinline__ int gv_run_bytes(int cols, int run) {
-    int n = min(GV_RUN, cols - run * GV_RUN);
-    return n / quant<TYPE>::cols * quant<TYPE>::bytes;
+    return min(GV_RUN, cols - run * GV_RUN) / quant<TYPE>::cols * quant<TYPE>::bytes;
 }
-template <int TYPE> static constexpr __device__ __forceinline__ int gv_run_stride(void) {
+template <int TYPE> static constexpr __host__ __device__ int gv_run_stride(void) {
     return GV_RUN / quant<TYPE>::cols * quant<TYPE>::bytes;
 }
 
-/* Stages columns [k0, k0 + n) of `rows` rows of x, row r at x_of(r); columns past `cols` are zero.
- * All threads of the block; the caller synchronises before and after. */
-template <bool SPLIT, typename X>
-static __device__ __forceinline__ void gv_stage(const struct gv_smem &s, X x_of, int rows, int k0,
-                                                int cols) {
-    int columns = SPLIT ? 2 * rows : rows;
-    int groups = (min(s.kc, cols - k0) + GV_RUN - 1) / GV_RUN * 8; /* of 32 columns */
-    for (int i = threadIdx.x; i < groups * rows * 4; i += GV_THREADS) {
-        int t = i & 3, row = (i >> 2) % rows, group = (i >> 2) / rows;
-        int k = k0 + 32 * group + 4 * t;
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (k0 + 32 * group < cols) {
-            const float *x = x_of(row) + k;
-            float4 a = load_float4(x), b = load_float4(x + 16);
-            v[0] = x_clamp(a.x), v[1] = x_clamp(a.y), v[2] = x_clamp(a.z), v[3] = x_clamp(a.w);
-            v[4] = x_clamp(b.x), v[5] = x_clamp(b.y), v[6] = x_clamp(b.z), v[7] = x_clamp(b.w);
+/* Four bytes, each the low byte of one of v. */
+static __device__ __forceinline__ uint32_t pack_bytes(int a, int b, int c, int d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+/* Stages `n` runs from run0 on of `rows` rows of x, row r at x_of(r); columns past `cols` are zero. A
+ * warp takes one run of one row at a time. The caller synchronises before and after. */
+template <typename X>
+static __device__ __forceinline__ void gv_stage(const struct gv_smem &s, X x_of, int rows, int run0,
+                                                int n, int cols) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, b = lane >> 2, t = lane & 3;
+    int columns = 2 * rows, run_x = gv_run_x(rows);
+#pragma unroll 2
+    for (int i = warp; i < n * rows; i += GV_WARPS) {
+        int row = i % rows, run = i / rows, k = (run0 + run) * GV_RUN + 32 * b;
+        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, most = 0;
+        if (k < cols) {
+            const float *x = x_of(row) + k + 4 * t;
+            float4 e = load_float4(x), f = load_float4(x + 16);
+            v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w;
+            v[4] = f.x, v[5] = f.y, v[6] = f.z, v[7] = f.w;
         }
-        float sum[2] = {v[0] + v[1] + (v[2] + v[3]), v[4] + v[5] + (v[6] + v[7])};
-        uint32_t four = 15u << (threadIdx.x & 28);
-        for (int h = 0; h < 2; h++) {
-            sum[h] += __shfl_xor_sync(four, sum[h], 1);
-            sum[h] += __shfl_xor_sync(four, sum[h], 2);
+        for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(v[j]));
+        most = warp_max(most);
+        float inverse = most > 0 ? 32512.f / most : 0.f, scale = most / 32512.f;
+        int hi[8], lo[8];
+        for (int j = 0; j < 8; j++) {
+            int q = __float2int_rn(v[j] * inverse);
+            hi[j] = (q + 128) >> 8;
+            lo[j] = q - 256 * hi[j];
         }
-        int column = SPLIT ? 2 * row : row;
-        uint32_t hi[4], lo[4];
+        int hi_at = rows <= 4 ? 2 * row : row, lo_at = rows <= 4 ? 2 * row + 1 : rows + row;
+        uint8_t *x = s.x + run * run_x;
+        uint2 h = make_uint2(pack_bytes(hi[0], hi[1], hi[2], hi[3]),
+                             pack_bytes(hi[4], hi[5], hi[6], hi[7]));
+        uint2 l = make_uint2(pack_bytes(lo[0], lo[1], lo[2], lo[3]),
+                             pack_bytes(lo[4], lo[5], lo[6], lo[7]));
+        *(uint2 *)(x + (b * columns + hi_at) * 32 + t * 8) = h;
+        *(uint2 *)(x + (b * columns + lo_at) * 32 + t * 8) = l;
+        int sum[4] = {__dp4a((int)h.x, 0x01010101, 0), __dp4a((int)h.y, 0x01010101, 0),
+                      __dp4a((int)l.x, 0x01010101, 0), __dp4a((int)l.y, 0x01010101, 0)};
         for (int j = 0; j < 4; j++) {
-            hi[j] = pack_half2(v[2 * j], v[2 * j + 1]);
-            lo[j] = pack_half2(v[2 * j] - h_lo(hi[j]), v[2 * j + 1] - h_hi(hi[j]));
+            sum[j] += __shfl_xor_sync(~0u, sum[j], 1);
+            sum[j] += __shfl_xor_sync(~0u, sum[j], 2);
         }
-        uint8_t *dst = s.xs + ((int64_t)group * columns + column) * 64 + t * 16;
-        *(uint4 *)dst = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        if (SPLIT) *(uint4 *)(dst + 64) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-        if (t < 2) { /* thread t writes the sum of its sixteen */
-            int q = group % 8 * 2 + t, at = q % 8 / 2 * 4 + q / 8 * 2 + q % 2;
-            float total = fminf(fmaxf(sum[t], -65504.f), 65504.f);
-            __half h = __float2half_rn(total);
-            __half *to = s.sums + ((int64_t)(group / 8) * columns + column) * 16 + at;
-            to[0] = h;
-            if (SPLIT) to[16] = __float2half_rn(total - __half2float(h));
-        }
+        /* thread t writes one of the group's four sums; sixteens 2t, 2t+1, 2t+8, 2t+9 lie together */
+        int mine = t == 0 ? sum[0] : t == 1 ? sum[1] : t == 2 ? sum[2] : sum[3];
+        int q = 2 * b + t % 2, at = q % 8 / 2 * 4 + q / 8 * 2 + q % 2;
+        __half *sums = (__half *)(x + columns * 256) + (t < 2 ? hi_at : lo_at) * 16;
+        sums[at] = __int2half_rn(mine);
+        if (lane < 2)
+            ((float *)(x + columns * 288))[lane == 0 ? hi_at : lo_at] =
+                lane == 0 && rows <= 4 ? scale * 256.f : scale;
     }
 }
 
-/* acc[16 rows, 8 columns] += run `run` of the tile (in slot) times x; `first` is the run at which
- * the staged columns begin. Lane 4g + t: acc[0], acc[1] row g and acc[2], acc[3] row g + 8, columns
- * 2t, 2t + 1. */
-template <int TYPE>
-static __device__ __forceinline__ void gv_run(float (&acc)[4], const uint8_t *slot,
-                                              const struct gv_smem &s, int run, int first,
-                                              int cols, int columns) {
+/* c[16, 8] += a[16, 32] b[32, 8], signed bytes */
+static __device__ __forceinline__ void mma_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                 uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* c[16, 8] += a[16, 16] b[16, 8] */
+static __device__ __forceinline__ void mma_bytes_half(int (&c)[4], uint32_t a0, uint32_t a1,
+                                                      uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
+                 "{%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(b));
+}
+
+/* part += (s0, s0, s1, s1) * products of `a` with hi (and lo) of x. HALF: 0, 1 the first or second
+ * sixteen columns, 2 all 32. A sum below 2^22 becomes a float by starting from the bits of 1.5 * 2^23
+ * and subtracting that number. */
+template <bool SPLIT, int HALF>
+static __device__ __forceinline__ void gv_products(float (&part)[4], const uint32_t (&a)[4],
+                                                   uint2 hi, uint2 lo, float s0, float s1) {
+    const int magic = SPLIT ? 0x4b400000 : 0;
+    int c[4] = {magic, magic, magic, magic};
+    float f[4];
+    if constexpr (HALF == 2) mma_bytes(c, a, hi.x, hi.y);
+    else mma_bytes_half(c, a[2 * HALF], a[2 * HALF + 1], HALF ? hi.y : hi.x);
+    if constexpr (SPLIT) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) f[i] = __int_as_float(c[i]) - 12582912.f;
+    } else {
+        int l[4] = {0, 0, 0, 0};
+        if constexpr (HALF == 2) mma_bytes(l, a, lo.x, lo.y);
+        else mma_bytes_half(l, a[2 * HALF], a[2 * HALF + 1], HALF ? lo.y : lo.x);
+#pragma unroll
+        for (int i = 0; i < 4; i++) f[i] = (float)(c[i] * 256 + l[i]);
+    }
+    part[0] += s0 * f[0], part[1] += s0 * f[1], part[2] += s1 * f[2], part[3] += s1 * f[3];
+}
+
+/* acc[16 rows, 8 columns] += one run of the tile (in slot) times x (of that run). Lane 4g + t:
+ * acc[0], acc[1] row g and acc[2], acc[3] row g + 8, columns 2t, 2t + 1 (see gv_results). groups: 8,
+ * or fewer at the end of a row. */
+template <int TYPE, bool SPLIT, bool WHOLE>
+static __device__ __forceinline__ void gv_run_of(float (&acc)[4], const uint8_t *slot,
+                                                 const uint8_t *x, int rows, int groups) {
     using S = scales<TYPE>;
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    bool have = g < columns;
-    const uint8_t *xs = s.xs + ((int64_t)(run - first) * 8 * columns + g) * 64 + t * 16;
-    uint2 sum = make_uint2(0, 0);
-    if (S::has_low && have)
-        sum = *(const uint2 *)(s.sums + ((int64_t)(run - first) * columns + g) * 16 + 4 * t);
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, columns = 2 * rows;
+    bool have = SPLIT ? g < columns : g < rows;
+    const uint8_t *xs = x + g * 32 + t * 8;
+    const __half *sums = (const __half *)(x + columns * 256) + g * 16 + 4 * t;
+    uint2 sum_hi = make_uint2(0, 0), sum_lo = make_uint2(0, 0);
+    if constexpr (S::corrects) {
+        if (have) sum_hi = *(const uint2 *)sums;
+        if (!SPLIT && have) sum_lo = *(const uint2 *)(sums + rows * 16);
+    }
     S sc;
     if constexpr (quant<TYPE>::cols == 256) sc.load(slot, lane);
-    int groups = min(8, (cols - run * GV_RUN) / 32);
+    float part[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0}, low_l[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int b = 0; b < 8; b++) {
-        if (quant<TYPE>::cols == 32 && b >= groups) break;
-        const uint8_t *cell = quant<TYPE>::cols == 32 ? slot + b * quant<TYPE>::bytes : slot;
-        constexpr int in_cell = quant<TYPE>::cols == 32 ? 0 : 1;
-        uint32_t p[2][4];
-        if constexpr (quant<TYPE>::cols == 32) sc.load(cell, lane);
-        codes<TYPE>(cell, in_cell * b, lane, p);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (have) x = *(const uint4 *)(xs + b * columns * 64);
-        float c[4] = {0, 0, 0, 0};
-        mma16816(c, p[0][0], p[1][0], p[0][1], p[1][1], x.x, x.y);
-        if constexpr (S::fine) {
-            float s0 = sc.scale(0, b, 0), s1 = sc.scale(1, b, 0);
-            acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
-            c[0] = c[1] = c[2] = c[3] = 0;
-        }
-        mma16816(c, p[0][2], p[1][2], p[0][3], p[1][3], x.z, x.w);
-        float s0 = sc.scale(0, b, 1), s1 = sc.scale(1, b, 1);
-        acc[0] += s0 * c[0], acc[1] += s0 * c[1], acc[2] += s1 * c[2], acc[3] += s1 * c[3];
-        if constexpr (S::has_low && quant<TYPE>::cols == 32) {
-            bool mine = t == b % 4;
-            mma16816(acc, mine && b < 4 ? sc.raw[0][0] : 0, mine && b < 4 ? sc.raw[1][0] : 0,
-                     mine && b >= 4 ? sc.raw[0][0] : 0, mine && b >= 4 ? sc.raw[1][0] : 0, sum.x,
-                     sum.y);
-        }
-    }
-    if constexpr (S::has_low && quant<TYPE>::cols == 256) {
+        if (!WHOLE && b >= groups) break;
+        constexpr bool wide = quant<TYPE>::cols == 256;
+        const uint8_t *cell = wide ? slot : slot + b * quant<TYPE>::bytes;
         uint32_t a[4];
-        float c[4] = {0, 0, 0, 0};
-        sc.low_operand(t, a);
-        mma16816(c, a[0], a[1], a[2], a[3], sum.x, sum.y);
-        acc[0] -= sc.m[0] * c[0], acc[1] -= sc.m[0] * c[1];
-        acc[2] -= sc.m[1] * c[2], acc[3] -= sc.m[1] * c[3];
+        if constexpr (!wide) sc.load(cell, lane);
+        code_bytes<TYPE>(cell, wide ? b : 0, lane, a);
+        uint2 hi = make_uint2(0, 0), lo = hi;
+        if (have) hi = *(const uint2 *)(xs + b * columns * 32);
+        if (!SPLIT && have) lo = *(const uint2 *)(xs + (b * columns + rows) * 32);
+        if constexpr (S::fine) {
+            gv_products<SPLIT, 0>(part, a, hi, lo, sc.scale(0, b, 0), sc.scale(1, b, 0));
+            gv_products<SPLIT, 1>(part, a, hi, lo, sc.scale(0, b, 1), sc.scale(1, b, 1));
+        } else {
+            gv_products<SPLIT, 2>(part, a, hi, lo, sc.scale(0, b, 0), sc.scale(1, b, 0));
+        }
+        if constexpr (S::corrects && !wide) {
+            bool mine = t == b % 4;
+            uint32_t p0 = mine ? sc.low_pair(0) : 0, p1 = mine ? sc.low_pair(1) : 0;
+            mma16816(low, b < 4 ? p0 : 0, b < 4 ? p1 : 0, b < 4 ? 0 : p0, b < 4 ? 0 : p1,
+                     sum_hi.x, sum_hi.y);
+            if (!SPLIT)
+                mma16816(low_l, b < 4 ? p0 : 0, b < 4 ? p1 : 0, b < 4 ? 0 : p0, b < 4 ? 0 : p1,
+                         sum_lo.x, sum_lo.y);
+        }
     }
+    if constexpr (S::corrects) {
+        float f0 = S::low_pair_factor(), f1 = f0;
+        if constexpr (quant<TYPE>::cols == 256) {
+            uint32_t a[4];
+            sc.low_operand(t, a);
+            mma16816(low, a[0], a[1], a[2], a[3], sum_hi.x, sum_hi.y);
+            if (!SPLIT) mma16816(low_l, a[0], a[1], a[2], a[3], sum_lo.x, sum_lo.y);
+            f0 = sc.low_factor(0), f1 = sc.low_factor(1);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (!SPLIT) low[i] = low[i] * 256.f + low_l[i];
+            part[i] -= (i < 2 ? f0 : f1) * low[i];
+        }
+    }
+    /* lanes whose columns are beyond the last take some other scale for their zeros */
+    const float *scale = (const float *)(x + columns * 288);
+    float x0 = scale[min(2 * t, columns - 1)], x1 = scale[min(2 * t + 1, columns - 1)];
+    acc[0] += x0 * part[0], acc[1] += x1 * part[1], acc[2] += x0 * part[2], acc[3] += x1 * part[3];
 }
 
-/* Sums of the WK warps that share a tile, in their order. Thread `lane` of the tile's first warp
- * gets its four sums. Two synchronisations. */
-static __device__ __forceinline__ void gv_reduce(const struct gv_smem &s, float (&acc)[4], int wk) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float4 *red = (float4 *)s.red;
-    red[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-    __syncthreads();
-    if (warp % wk == 0) {
-        for (int i = 1; i < wk; i++) {
-            float4 v = red[(warp + i) * 32 + lane];
-            acc[0] += v.x, acc[1] += v.y, acc[2] += v.z, acc[3] += v.w;
-        }
+template <int TYPE>
+static __device__ __forceinline__ void gv_run(float (&acc)[4], const uint8_t *slot,
+                                              const uint8_t *x, int rows, int groups) {
+    if (rows <= 4) {
+        if (groups == 8) gv_run_of<TYPE, true, true>(acc, slot, x, rows, 8);
+        else if constexpr (quant<TYPE>::cols == 32)
+            gv_run_of<TYPE, true, false>(acc, slot, x, rows, groups);
+    } else {
+        if (groups == 8) gv_run_of<TYPE, false, true>(acc, slot, x, rows, 8);
+        else if constexpr (quant<TYPE>::cols == 32)
+            gv_run_of<TYPE, false, false>(acc, slot, x, rows, groups);
     }
 }
 
 /* Calls f(row 0..15, row of x, value) for this lane's results. */
-template <bool SPLIT, typename F>
+template <typename F>
 static __device__ __forceinline__ void gv_results(const float (&acc)[4], int rows, F f) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    if (SPLIT) {
+    if (rows <= 4) {
         if (t < rows) {
-            f(g, t, (acc[0] + acc[1]) * X_UNSCALE);
-            f(g + 8, t, (acc[2] + acc[3]) * X_UNSCALE);
+            f(g, t, acc[0] + acc[1]);
+            f(g + 8, t, acc[2] + acc[3]);
         }
     } else {
         for (int i = 0; i < 2; i++)
             if (2 * t + i < rows) {
-                f(g, 2 * t + i, acc[i] * X_UNSCALE);
-                f(g + 8, 2 * t + i, acc[2 + i] * X_UNSCALE);
+                f(g, 2 * t + i, acc[i]);
+                f(g + 8, 2 * t + i, acc[2 + i]);
             }
     }
 }

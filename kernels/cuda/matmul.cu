@@ -2,12 +2,12 @@
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
  * Limits: JOBS_MAX products per launch (more are launched in turns).
- * Tested by: tests/gpu/check_ops.cu; measured by worker/bench.cu
+ * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
- * At most eight rows of x: one launch for all jobs, gemv.cuh's kernel, in which a block takes a few
- * tiles of one job; unquantised jobs (the router) run beside the others, two warps to a row in
- * float32. More rows: the tensor-core product of gemm.cu, one launch per job; unquantised matrices
- * are multiplied in float32.
+ * At most FEW_ROWS rows of x: one launch for all jobs, gemv.cuh's kernel, in which a block takes a few
+ * tiles of one job and eight rows of x; unquantised jobs (the router) run beside the others, a block
+ * to a weight row in float32. More rows: the tensor-core product of gemm.cu, one launch per job;
+ * unquantised matrices are multiplied in float32.
  */
 #include <algorithm>
 
@@ -16,7 +16,8 @@
 #include "kernels/cuda/gemv.cuh"
 
 #define JOBS_MAX   8
-#define DENSE_ROWS 4 /* weight rows of a block, two warps each */
+#define FEW_ROWS    64 /* rows of x that are taken eight at a time */
+#define DENSE_AHEAD 6  /* four weights per thread each, requested before the wait */
 
 struct gv_job {
     const uint8_t *w;
@@ -27,122 +28,143 @@ struct gv_job {
 };
 
 struct gv_args {
-    int n_jobs, n_rows, kc;
+    int n_jobs, n_rows;
+    int x_groups;    /* of GV_ROWS rows of x */
+    int ring, stage; /* bytes of a warp's ring; runs of x staged at a time */
     struct gv_job job[JOBS_MAX];
 };
 
 /* ---- unquantised rows --------------------------------------------------------------------- */
 
-/* DENSE_ROWS weight rows times at most GV_ROWS rows of x. red: 8 * GV_ROWS floats. */
-static __device__ void dense_rows(const struct gv_job &j, const uint8_t *w, const float *x,
-                                  float *y, int row0, int n, float *red) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = row0 + warp / 2;
+/* One weight row times at most GV_ROWS rows of x, by the whole block. The weights do not depend on
+ * earlier kernels, so the first of them are requested before the wait. red: 8 * GV_ROWS floats. */
+static __device__ void dense_row(const struct gv_job &j, const uint8_t *w, const float *x, float *y,
+                                 int row, int n, float *red) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const uint8_t *wr = w + (int64_t)row * j.cols * dense_bytes(j.type);
+    float4 first[DENSE_AHEAD];
     float acc[GV_ROWS];
-    for (int t = 0; t < GV_ROWS; t++) acc[t] = 0;
-    if (row < j.rows) {
-        const uint8_t *wr = w + (int64_t)row * j.cols * dense_bytes(j.type);
-#pragma unroll 4
-        for (int k = (warp % 2) * 128 + lane * 4; k < j.cols; k += 256) {
-            float4 a = dense_load(j.type, wr, k, j.cols - k);
 #pragma unroll
-            for (int t = 0; t < GV_ROWS; t++)
-                if (t < n) {
-                    float4 b = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k,
-                                          j.cols - k);
-                    acc[t] += a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
-                }
-        }
+    for (int t = 0; t < GV_ROWS; t++) acc[t] = 0;
+#pragma unroll
+    for (int i = 0; i < DENSE_AHEAD; i++) {
+        int k = (i * GV_THREADS + (int)threadIdx.x) * 4;
+        first[i] = make_float4(0, 0, 0, 0);
+        if (k < j.cols) first[i] = dense_load(j.type, wr, k, j.cols - k);
+    }
+    gdc_wait();
+#pragma unroll
+    for (int i = 0; i < DENSE_AHEAD; i++) {
+        int k = (i * GV_THREADS + (int)threadIdx.x) * 4;
+#pragma unroll
+        for (int t = 0; t < GV_ROWS; t++)
+            if (t < n && k < j.cols) {
+                float4 a = first[i], b = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k,
+                                                    j.cols - k);
+                acc[t] += a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
+            }
+    }
+    for (int k = (DENSE_AHEAD * GV_THREADS + (int)threadIdx.x) * 4; k < j.cols; k += GV_THREADS * 4) {
+        float4 a = dense_load(j.type, wr, k, j.cols - k);
+#pragma unroll
+        for (int t = 0; t < GV_ROWS; t++)
+            if (t < n) {
+                float4 b = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k, j.cols - k);
+                acc[t] += a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
+            }
     }
 #pragma unroll
     for (int t = 0; t < GV_ROWS; t++) {
-        float v = warp_sum(acc[t]);
+        float v = t < n ? warp_sum(acc[t]) : 0;
         if (lane == 0) red[warp * GV_ROWS + t] = v;
     }
     __syncthreads();
-    if (warp % 2 == 0 && lane < n && row < j.rows)
-        y[lane * j.y_row + row] = red[warp * GV_ROWS + lane] + red[(warp + 1) * GV_ROWS + lane];
+    if ((int)threadIdx.x < n) {
+        float v = 0;
+        for (int i = 0; i < GV_WARPS; i++) v += red[i * GV_ROWS + threadIdx.x];
+        y[threadIdx.x * j.y_row + row] = v;
+    }
 }
 
 /* ---- at most eight rows of x -------------------------------------------------------------- */
 
-template <int TYPE, bool SPLIT>
-static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, int n_rows, int kc,
-                                                int head, int block, uint8_t *smem) {
-    struct gv_smem s = gv_carve(smem, kc, n_rows);
+template <int TYPE>
+static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const struct gv_args &a,
+                                                int head, int t0, int block, uint8_t *smem) {
+    struct gv_smem s = gv_carve(smem, a.ring);
     struct gv_ring ring;
-    int warp = threadIdx.x >> 5, wk = warp % j.wk;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wk = warp % j.wk;
     int tile = block * (GV_WARPS / j.wk) + warp / j.wk, tiles = (j.rows + 15) / 16;
-    int runs = (j.cols + GV_RUN - 1) / GV_RUN;
+    int runs = (j.cols + GV_RUN - 1) / GV_RUN, n = min(GV_ROWS, a.n_rows - t0);
     const uint8_t *src = j.w + head * j.w_head +
                          (int64_t)tile * (j.cols / quant<TYPE>::cols) * quant<TYPE>::bytes;
-    gv_ring_init(s, &ring);
+    gv_ring_init(s, &ring, gv_run_stride<TYPE>());
     int next = tile < tiles ? wk : runs; /* run to be requested */
-    for (int i = 0; i < GV_SLOTS && next < runs; i++, next += j.wk)
+    auto request = [&]() {
+        if (next >= runs) return;
         gv_issue(s, &ring, src + (int64_t)next * gv_run_stride<TYPE>(),
                  gv_run_bytes<TYPE>(j.cols, next));
+        next += j.wk;
+    };
+    for (int i = 0; i < ring.slots; i++) request();
     gdc_trigger();
     gdc_wait();
-    const float *x = j.x + head * j.x_head;
-    float *y = j.y + head * j.y_head;
+    const float *x = j.x + head * j.x_head + t0 * j.x_row;
+    float *y = j.y + head * j.y_head + t0 * j.y_row;
     float acc[4] = {0, 0, 0, 0};
-    int run = tile < tiles ? wk : runs;
-    for (int k0 = 0; k0 < j.cols; k0 += kc) {
-        if (k0 > 0) __syncthreads();
-        gv_stage<SPLIT>(s, [&](int r) { return x + r * j.x_row; }, n_rows, k0, j.cols);
+    int run = tile < tiles ? wk : runs, run_x = gv_run_x(n);
+    for (int run0 = 0; run0 < runs; run0 += a.stage) {
+        int end = min(runs, run0 + a.stage);
+        if (run0 > 0) __syncthreads();
+        gv_stage(s, [&](int r) { return x + r * j.x_row; }, n, run0, end - run0, j.cols);
         __syncthreads();
-        for (int end = min(runs, (k0 + kc) / GV_RUN); run < end; run += j.wk) {
+        for (; run < end; run += j.wk) {
             const uint8_t *slot = gv_take(s, &ring);
-            gv_run<TYPE>(acc, slot, s, run, k0 / GV_RUN, j.cols, gv_columns(n_rows));
+            gv_run<TYPE>(acc, slot, s.x + (run - run0) * run_x, n,
+                         min(8, (j.cols - run * GV_RUN) / 32));
             __syncwarp();
-            if (next < runs) {
-                gv_issue(s, &ring, src + (int64_t)next * gv_run_stride<TYPE>(),
-                         gv_run_bytes<TYPE>(j.cols, next));
-                next += j.wk;
-            }
+            request();
         }
     }
-    gv_reduce(s, acc, j.wk);
-    if (wk == 0 && tile < tiles)
-        gv_results<SPLIT>(acc, n_rows, [&](int r, int t, float v) {
-            int row = tile * 16 + r;
-            if (row < j.rows) y[t * j.y_row + row] = v;
-        });
+    /* the warps that share a tile are summed in their order */
+    float4 *red = (float4 *)s.red;
+    red[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+    __syncthreads();
+    if (wk != 0 || tile >= tiles) return;
+    for (int i = 1; i < j.wk; i++) {
+        float4 v = red[(warp + i) * 32 + lane];
+        acc[0] += v.x, acc[1] += v.y, acc[2] += v.z, acc[3] += v.w;
+    }
+    gv_results(acc, n, [&](int r, int t, float v) {
+        int row = tile * 16 + r;
+        if (row < j.rows) y[t * j.y_row + row] = v;
+    });
 }
 
-template <bool SPLIT>
+/* Blocks of one place in the matrix and different rows of x are neighbours: the weights that the
+ * first of them fetches are in the cache for the others. */
 static __global__ void __launch_bounds__(GV_THREADS, 2)
     gv_kernel(const __grid_constant__ struct gv_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
-    int i = 0;
-    while (i + 1 < a.n_jobs && (int)blockIdx.x >= a.job[i + 1].first_block) i++;
+    int i = 0, t0 = blockIdx.x % a.x_groups * GV_ROWS, place = blockIdx.x / a.x_groups;
+    while (i + 1 < a.n_jobs && place >= a.job[i + 1].first_block) i++;
     const struct gv_job &j = a.job[i];
-    int block = blockIdx.x - j.first_block, head = block / j.head_blocks;
+    int block = place - j.first_block, head = block / j.head_blocks;
     block -= head * j.head_blocks;
     switch (j.type) {
 #define X(t)                                                                                       \
-    case t: gv_tiles<t, SPLIT>(j, a.n_rows, a.kc, head, block, smem); break;
+    case t: gv_tiles<t>(j, a, head, t0, block, smem); break;
         QUANT_TYPES(X)
 #undef X
     default:
         gdc_trigger();
-        gdc_wait();
-        dense_rows(j, j.w + head * j.w_head, j.x + head * j.x_head, j.y + head * j.y_head,
-                   block * DENSE_ROWS, a.n_rows, (float *)smem);
+        dense_row(j, j.w + head * j.w_head, j.x + head * j.x_head + t0 * j.x_row,
+                  j.y + head * j.y_head + t0 * j.y_row, block, min(GV_ROWS, a.n_rows - t0),
+                  (float *)smem);
     }
 }
 
 /* ---- more rows, unquantised --------------------------------------------------------------- */
-
-/* Up to 64 rows of x, GV_ROWS at a time. */
-static __global__ void __launch_bounds__(GV_THREADS)
-    dense_few_kernel(const __grid_constant__ struct gv_job j, int n_rows) {
-    __shared__ float red[GV_WARPS * GV_ROWS];
-    gdc_wait();
-    int t0 = blockIdx.y * GV_ROWS, head = blockIdx.z;
-    dense_rows(j, j.w + head * j.w_head, j.x + head * j.x_head + t0 * j.x_row,
-               j.y + head * j.y_head + t0 * j.y_row, blockIdx.x * DENSE_ROWS,
-               min(GV_ROWS, n_rows - t0), red);
-}
 
 /* 64 weight rows by 64 rows of x, sixteen columns at a time, a 4 x 4 patch per thread. */
 static __global__ void __launch_bounds__(256)
@@ -184,16 +206,9 @@ static __global__ void __launch_bounds__(256)
 }
 
 static void dense_product(struct kctx *c, const struct gv_job *j, int heads, int n_rows) {
-    if (n_rows <= 64)
-        launch(c, dense_few_kernel,
-               dim3((unsigned)ceil_div(j->rows, DENSE_ROWS), (unsigned)ceil_div(n_rows, GV_ROWS),
-                    (unsigned)heads),
-               GV_THREADS, 0, *j, n_rows);
-    else
-        launch(c, dense_many_kernel,
-               dim3((unsigned)ceil_div(j->rows, 64), (unsigned)ceil_div(n_rows, 64),
-                    (unsigned)heads),
-               256, 0, *j, n_rows);
+    launch(c, dense_many_kernel,
+           dim3((unsigned)ceil_div(j->rows, 64), (unsigned)ceil_div(n_rows, 64), (unsigned)heads),
+           256, 0, *j, n_rows);
 }
 
 /* ---- dispatch ----------------------------------------------------------------------------- */
@@ -207,30 +222,31 @@ static int split_of(const struct kctx *c, int64_t tiles, int64_t cols) {
 }
 
 static void gv_launch(struct kctx *c, struct gv_args *a, const int *heads) {
-    int64_t tiles = 0;
+    int64_t tiles = 0, cols = 0;
     int blocks = 0;
+    a->x_groups = (int)ceil_div(a->n_rows, GV_ROWS);
     for (int i = 0; i < a->n_jobs; i++) tiles += ceil_div(a->job[i].rows, 16) * heads[i];
-    a->kc = GV_RUN;
     for (int i = 0; i < a->n_jobs; i++) {
         struct gv_job *j = &a->job[i];
         j->first_block = blocks;
         if (type_is_dense(j->type)) {
-            j->head_blocks = (int)ceil_div(j->rows, DENSE_ROWS);
+            j->head_blocks = j->rows;
         } else {
-            j->wk = split_of(c, tiles, j->cols);
+            j->wk = split_of(c, tiles * a->x_groups, j->cols);
             j->head_blocks = (int)ceil_div(ceil_div(j->rows, 16) * j->wk, GV_WARPS);
-            a->kc = std::max(a->kc, gv_stage_cols(c, j->cols, a->n_rows));
+            cols = std::max<int64_t>(cols, j->cols);
         }
         blocks += j->head_blocks * heads[i];
     }
-    size_t smem = (size_t)(GV_FIXED + gv_x_bytes(a->kc, a->n_rows));
-    launch(c, a->n_rows <= 4 ? gv_kernel<true> : gv_kernel<false>, (unsigned)blocks, GV_THREADS,
-           smem, *a);
+    struct gv_plan p = gv_plan(c, cols, std::min(a->n_rows, GV_ROWS));
+    a->ring = p.ring;
+    a->stage = std::max(p.runs, 1);
+    launch(c, gv_kernel, (unsigned)(blocks * a->x_groups), GV_THREADS, (size_t)p.smem, *a);
 }
 
 static void products(struct kctx *c, struct gv_args *a, const int *heads) {
     if (a->n_jobs == 0 || a->n_rows == 0) return;
-    if (a->n_rows <= GV_ROWS) {
+    if (a->n_rows <= FEW_ROWS) {
         gv_launch(c, a, heads);
         return;
     }
@@ -286,7 +302,5 @@ void cuda_head_matmul(struct kctx *c, const struct kop_head_matmul *m) {
 }
 
 void cuda_matmul_init(struct kctx *c) {
-    size_t most = (size_t)std::min(c->smem_block, GV_FIXED + 40960);
-    allow_smem(gv_kernel<true>, most);
-    allow_smem(gv_kernel<false>, most);
+    allow_smem(gv_kernel, (size_t)std::min(c->smem_block, GV_SMEM));
 }

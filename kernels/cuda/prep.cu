@@ -1,7 +1,7 @@
 /* kernels/cuda/prep.cu: attn_prep and rope: norms, rotation and cache rows between the projections.
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
- * Limits: r_kv + d_rope and ix_dim at most PREP_WIDTH.  Tested by: tests/gpu/check_ops.cu
+ * Limits: r_kv + d_rope and ix_dim at most PREP_WIDTH.  Tested by: tests/gpu/check_ops.c
  *
  * Caches hold half precision (11 bits; values beyond ±65504 are cut off) unless the process was
  * asked for float32: a normed latent is of size one, so attention loses about 2e-4 of a score.

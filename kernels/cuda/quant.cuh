@@ -1,7 +1,7 @@
 /* kernels/cuda/quant.cuh: how quantised matrices lie on the device, and how a warp decodes them.
  *
  * Owns: nothing.  Called by: repack.cu, gemv.cuh, gemm.cu, embed.cu.
- * Tested by: tests/gpu/check_ops.cu (unpacking gives the file's bytes back; products agree)
+ * Tested by: tests/gpu/check_ops.c (unpacking gives the file's bytes back; products agree)
  *
  * Layout. A matrix is cut into tiles of sixteen rows (the last one padded with zero blocks), a tile
  * into cells: sixteen rows by one block (32 or 256 columns). The cells of a tile follow each other,
@@ -12,11 +12,10 @@
  *             256-column types: per row, the block's scale bytes
  *
  * Who decodes what. In the tensor-core product of sixteen weight rows, lane 4g + t supplies rows g
- * and g + 8. Of 32 columns it takes 4t..4t+3 (the first k = 16 step) and 16+4t..16+4t+3 (the
- * second): four pairs per row, which codes() returns as small whole numbers in half precision.
- * The activations are staged in the same order. A code is exact in half precision, so is the
- * product of a code and an activation in float32; scales are applied to sums over 32 (or 16)
- * columns in float32. So weights never lose a bit.
+ * and g + 8. Of 32 columns it takes 4t..4t+3 (the first sixteen) and 16+4t..16+4t+3 (the second),
+ * four codes to a register, one per byte: code_bytes(). The activations are staged in the same
+ * order. A code is exact in a byte and in half precision; scales are applied to sums over 32 (or 16)
+ * columns. So weights never lose a bit in gemv.cuh, and only their last in gemm.cu.
  */
 #ifndef OCTAVO_KERNELS_CUDA_QUANT_H
 #define OCTAVO_KERNELS_CUDA_QUANT_H
@@ -84,13 +83,15 @@ static inline size_t packed_bytes(int type, int64_t rows, int64_t cols) {
 
 #if defined(__CUDACC__)
 
-/* Offset of the code planes of 32-column group b within a cell. Planes stand 8, 4, 2, 1. */
+/* Offset of the code planes of 32-column group b within a cell. Planes stand 8, 4, 2, 1; single bits
+ * of 256-column types are kept for two groups at a time. */
 template <int TYPE> static __device__ __forceinline__ int plane_at(int plane, int b) {
     constexpr int groups = quant<TYPE>::cols / 32, has = quant<TYPE>::planes;
     int at = 0;
     if (plane < PLANE_8 && (has & PLANE_8)) at += groups * 512;
     if (plane < PLANE_4 && (has & PLANE_4)) at += groups * 256;
     if (plane < PLANE_2 && (has & PLANE_2)) at += groups * 128;
+    if (plane == PLANE_1 && groups > 1) return at + b / 2 * 128;
     return at + b * 64 * plane;
 }
 
@@ -108,92 +109,79 @@ static constexpr __host__ __device__ uint32_t dup16(uint32_t h) {
     return h | h << 16;
 }
 
-/* What stands under a code as the half-precision number 1024 + code (1024 is 0x6400 and its last
- * bit is worth 1); subtracting 1024 + offset leaves the signed code. */
-template <int TYPE> static constexpr __host__ __device__ uint32_t code_base(void) {
-    return TYPE == KT_Q4_0   ? 0x6400 + 8
-           : TYPE == KT_Q5_0 ? 0x6400 + 16
-           : TYPE == KT_Q8_0 ? 0x6400 + 128
-           : TYPE == KT_Q3_K ? 0x6400 + 4
-           : TYPE == KT_Q6_K ? 0x6400 + 32
-           : (TYPE == KT_IQ4_NL || TYPE == KT_IQ4_XS) ? 0x6400 + 128
-                                                      : 0x6400;
-}
-
-/* Moves bit `from` to bit `to` (and from + 16 to to + 16). */
+/* Moves bit `from` of every byte to bit `to`; bits that cross bytes are for the caller to mask. */
 static __device__ __forceinline__ uint32_t shift_to(uint32_t v, int from, int to) {
     return from >= to ? v >> (from - to) : v << (to - from);
 }
 
-/* Four table values (each + 128) for the four codes in the low half of w. The table is
+/* Table values of the four codes in the low half of w, as signed bytes. The table is
  * -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113. */
 static __device__ __forceinline__ uint32_t iq4_values(uint32_t w) {
-    const uint32_t t0 = 0x3f2d1801, t1 = 0x766a5d4f, t2 = 0xa6998d81, t3 = 0xf1d9c5b5;
+    const uint32_t t0 = 0xbfad9881, t1 = 0xf6eaddcf, t2 = 0x26190d01, t3 = 0x71594535;
     uint32_t at = w & 0x7777;
     uint32_t lo = __byte_perm(t0, t1, at), hi = __byte_perm(t2, t3, at);
     return __byte_perm(lo, hi, 0x3210 | ((w & 0x8888) >> 1));
 }
 
-/* This lane's codes of 32 columns: p[0] row g, p[1] row g + 8; pairs (4t, 4t+1) (4t+2, 4t+3)
- * (16+4t, ..+1) (..+2, ..+3). */
+/* Codes are signed bytes (Q8_0, IQ4); else unsigned, and `offset` is to be subtracted. */
+template <int TYPE> static constexpr __host__ __device__ bool code_signed(void) {
+    return TYPE == KT_Q8_0 || TYPE == KT_IQ4_NL || TYPE == KT_IQ4_XS;
+}
+template <int TYPE> static constexpr __host__ __device__ int code_offset(void) {
+    return TYPE == KT_Q4_0 ? 8 : TYPE == KT_Q5_0 ? 16 : TYPE == KT_Q3_K ? 4 : TYPE == KT_Q6_K ? 32 : 0;
+}
+
+/* This lane's codes of 32 columns: a[0] row g and a[1] row g + 8, columns 4t..4t+3; a[2], a[3] the
+ * same rows, columns 16+4t..16+4t+3. */
 template <int TYPE>
-static __device__ __forceinline__ void codes(const uint8_t *cell, int b, int lane,
-                                             uint32_t (&p)[2][4]) {
+static __device__ __forceinline__ void code_bytes(const uint8_t *cell, int b, int lane,
+                                                  uint32_t (&a)[4]) {
     constexpr int has = quant<TYPE>::planes;
-    constexpr uint32_t base = dup16(code_base<TYPE>());
     if constexpr ((has & PLANE_8) != 0) {
         uint4 v = *(const uint4 *)(cell + plane_at<TYPE>(PLANE_8, b) + lane * 16);
-        uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            p[i / 2][i % 2 * 2] = h2_sub(__byte_perm(w[i], 0x64646464, 0x4140), base);
-            p[i / 2][i % 2 * 2 + 1] = h2_sub(__byte_perm(w[i], 0x64646464, 0x4342), base);
-        }
-    } else if constexpr (TYPE == KT_IQ4_NL || TYPE == KT_IQ4_XS) {
+        a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+        return;
+    }
+    if constexpr ((has & PLANE_4) != 0) {
         uint2 v = *(const uint2 *)(cell + plane_at<TYPE>(PLANE_4, b) + lane * 8);
-        uint32_t w[2] = {v.x, v.y};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            /* first of each pair in lo, second in hi: bytes 0..3 are pairs 0..3 */
-            uint32_t lo = iq4_values(w[r] & 0xffff), hi = iq4_values(w[r] >> 16);
-            uint32_t e01 = __byte_perm(lo, hi, 0x5140), e23 = __byte_perm(lo, hi, 0x7362);
-            p[r][0] = h2_sub(__byte_perm(e01, 0x64646464, 0x4140), base);
-            p[r][1] = h2_sub(__byte_perm(e01, 0x64646464, 0x4342), base);
-            p[r][2] = h2_sub(__byte_perm(e23, 0x64646464, 0x4140), base);
-            p[r][3] = h2_sub(__byte_perm(e23, 0x64646464, 0x4342), base);
+        if constexpr (TYPE == KT_IQ4_NL || TYPE == KT_IQ4_XS) { /* byte j: nibbles j and 4 + j */
+            uint32_t e0 = iq4_values(v.x & 0xffff), f0 = iq4_values(v.x >> 16);
+            uint32_t e1 = iq4_values(v.y & 0xffff), f1 = iq4_values(v.y >> 16);
+            a[0] = __byte_perm(e0, f0, 0x6420), a[2] = __byte_perm(e0, f0, 0x7531);
+            a[1] = __byte_perm(e1, f1, 0x6420), a[3] = __byte_perm(e1, f1, 0x7531);
+            return;
         }
-    } else {
-        uint32_t w4[2] = {0, 0}, w2 = 0, w1 = 0;
-        if constexpr ((has & PLANE_4) != 0) {
-            uint2 v = *(const uint2 *)(cell + plane_at<TYPE>(PLANE_4, b) + lane * 8);
-            w4[0] = v.x, w4[1] = v.y;
-        }
-        if constexpr ((has & PLANE_2) != 0)
-            w2 = *(const uint32_t *)(cell + plane_at<TYPE>(PLANE_2, b) + lane * 4);
-        if constexpr ((has & PLANE_1) != 0) {
-            uint32_t u = *(const uint16_t *)(cell + plane_at<TYPE>(PLANE_1, b) + lane * 2);
-            w1 = __byte_perm(u, 0, 0x4140);
-        }
+        a[0] = v.x & 0x0f0f0f0f, a[1] = v.y & 0x0f0f0f0f;
+        a[2] = v.x >> 4 & 0x0f0f0f0f, a[3] = v.y >> 4 & 0x0f0f0f0f;
+    }
+    if constexpr ((has & PLANE_2) != 0) {
+        uint32_t w = *(const uint32_t *)(cell + plane_at<TYPE>(PLANE_2, b) + lane * 4);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t v = 0x64006400;
-                if constexpr ((has & PLANE_4) != 0) {
-                    v |= (w4[r] >> 4 * i) & 0x000f000f;
-                    if constexpr ((has & PLANE_2) != 0)
-                        v |= shift_to(w2, 2 * (4 * r + i), 4) & 0x00300030;
-                    if constexpr ((has & PLANE_1) != 0)
-                        v |= shift_to(w1, 4 * r + i, 4) & 0x00100010;
-                } else {
-                    v |= shift_to(w2, 2 * (4 * r + i), 0) & 0x00030003;
-                    if constexpr ((has & PLANE_1) != 0)
-                        v |= shift_to(w1, 4 * r + i, 2) & 0x00040004;
-                }
-                p[r][i] = h2_sub(v, base);
-            }
+        for (int q = 0; q < 4; q++) {
+            if constexpr ((has & PLANE_4) != 0) a[q] |= shift_to(w, 2 * q, 4) & 0x30303030;
+            else a[q] = w >> 2 * q & 0x03030303;
         }
     }
+    if constexpr ((has & PLANE_1) != 0 && quant<TYPE>::cols == 256) {
+        constexpr int to = (has & PLANE_4) != 0 ? 4 : 2;
+        uint32_t w = *(const uint32_t *)(cell + plane_at<TYPE>(PLANE_1, b) + lane * 4);
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+            a[q] |= shift_to(w, b % 2 * 4 + q, to) & 0x01010101u << to;
+    } else if constexpr ((has & PLANE_1) != 0) {
+        uint32_t w = *(const uint16_t *)(cell + plane_at<TYPE>(PLANE_1, b) + lane * 2);
+#pragma unroll
+        for (int q = 0; q < 4; q++) a[q] |= (w >> 4 * q & 15) * 0x02040810u & 0x10101010;
+    }
+}
+
+/* Four codes as half precision numbers, two to a register: 1024 + code is 0x6400 | code. */
+template <int TYPE>
+static __device__ __forceinline__ void codes_half(uint32_t bytes, uint32_t (&h)[2]) {
+    constexpr uint32_t base = dup16(0x6400 + (code_signed<TYPE>() ? 128 : code_offset<TYPE>()));
+    if constexpr (code_signed<TYPE>()) bytes ^= 0x80808080;
+    h[0] = h2_sub(__byte_perm(bytes, 0x64646464, 0x4140), base);
+    h[1] = h2_sub(__byte_perm(bytes, 0x64646464, 0x4342), base);
 }
 
 /* Byte k of w as a float, exact. */
@@ -204,10 +192,11 @@ static __device__ __forceinline__ float byte_float(uint32_t w, int k) {
 /* Scales of a cell for rows g and g + 8, decoded once per cell. scale(r, b, half) is what a code of
  * 32-column group b, first or second sixteen, is multiplied with; low(r, b, half) is subtracted. */
 template <int TYPE> struct scales {
-    /* m of 32-column types, twice in half precision, stands in raw[r][0] */
     static constexpr bool fine = TYPE == KT_Q2_K || TYPE == KT_Q3_K || TYPE == KT_Q6_K;
     static constexpr bool has_low = TYPE == KT_Q4_1 || TYPE == KT_Q5_1 || TYPE == KT_Q2_K ||
                                     TYPE == KT_Q4_K || TYPE == KT_Q5_K;
+    /* something is to be subtracted from products of plain codes */
+    static constexpr bool corrects = has_low || code_offset<TYPE>() != 0;
     float d[2], m[2];
     uint32_t raw[2][4], aux[2][4];
 
@@ -217,6 +206,7 @@ template <int TYPE> struct scales {
         if constexpr (quant<TYPE>::cols == 32) {
             uint32_t v = *(const uint32_t *)(s + 4 * g);
             d[0] = h_lo(v), d[1] = h_hi(v);
+            raw[0][0] = dup16(v & 0xffff), raw[1][0] = dup16(v >> 16);
             if constexpr (has_low) {
                 uint32_t w = *(const uint32_t *)(s + 32 + 4 * g);
                 m[0] = -h_lo(w), m[1] = -h_hi(w);
@@ -291,15 +281,18 @@ template <int TYPE> struct scales {
         else return 0.f;
     }
 
-    /* The minima of a whole cell as the operand of one product with the sums of x over sixteen
-     * columns (256-column types): a[0], a[2] row g and a[1], a[3] row g + 8, whole numbers;
-     * the product is scaled by m[r] afterwards. t = lane % 4. */
+    /* What is to be subtracted from a whole cell's products of plain codes: the product of this
+     * operand (a[0], a[2] row g and a[1], a[3] row g + 8; whole numbers, one per sixteen columns)
+     * with the sums of x over sixteen columns, times low_factor(r). t = lane % 4; the operand's
+     * columns 2t, 2t+1 and 2t+8, 2t+9 are this lane's. 256-column types. */
     __device__ __forceinline__ void low_operand(int t, uint32_t (&a)[4]) const {
+        constexpr uint32_t base = dup16(TYPE == KT_Q6_K ? 0x6400 + 128 : TYPE == KT_Q3_K ? 0x6400 + 32 : 0x6400);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             uint32_t first, second;
-            if constexpr (TYPE == KT_Q2_K) { /* groups 2t, 2t+1 and 2t+8, 2t+9 */
-                uint32_t w0 = t < 2 ? aux[r][0] : aux[r][1], w1 = t < 2 ? aux[r][2] : aux[r][3];
+            if constexpr (fine) {
+                const uint32_t *w = TYPE == KT_Q2_K ? aux[r] : raw[r];
+                uint32_t w0 = t < 2 ? w[0] : w[1], w1 = t < 2 ? w[2] : w[3];
                 uint32_t pick = t & 1 ? 0x4342 : 0x4140;
                 first = __byte_perm(w0, 0x64646464, pick);
                 second = __byte_perm(w1, 0x64646464, pick);
@@ -308,9 +301,19 @@ template <int TYPE> struct scales {
                 first = __byte_perm(aux[r][0], 0x64646464, pick);
                 second = __byte_perm(aux[r][1], 0x64646464, pick);
             }
-            a[r] = h2_sub(first, 0x64006400);
-            a[2 + r] = h2_sub(second, 0x64006400);
+            a[r] = h2_sub(first, base);
+            a[2 + r] = h2_sub(second, base);
         }
+    }
+    __device__ __forceinline__ float low_factor(int r) const {
+        return has_low ? m[r] : d[r] * (float)code_offset<TYPE>();
+    }
+
+    /* The same for a 32-column type: one number per row, twice in half precision, and what its
+     * product with the sums is worth (subtracted). */
+    __device__ __forceinline__ uint32_t low_pair(int r) const { return raw[r][0]; }
+    static constexpr __device__ float low_pair_factor(void) {
+        return has_low ? -1.f : (float)code_offset<TYPE>();
     }
 };
 

@@ -2,7 +2,7 @@
  *
  * Owns: nothing.  Called by: the table (mat_bytes, mat_pack, mat_unpack); loading, and checks.
  * Fails how: a CUDA error ends the process.
- * Limits: none.  Tested by: tests/gpu/check_ops.cu (unpack of pack is the identity, bit by bit)
+ * Limits: none.  Tested by: tests/gpu/check_ops.c (unpack of pack is the identity, bit by bit)
  *
  * The layout is described in quant.cuh. Rows travel through a staging buffer of the context in runs
  * of whole tiles, so the largest matrix needs no second copy of itself. F32, F16 and BF16 matrices
@@ -42,12 +42,14 @@ __global__ static void pack_kernel(int type, const uint8_t *src, uint8_t *dst, i
         have[r] = row < n;
         rows[r] = src + ((int64_t)row * cells + cell) * block_bytes;
     }
+    uint32_t w1 = 0;
     for (int b = 0; b < s.cols / 32; b++) {
-        uint32_t w4[2] = {0, 0}, w2 = 0, w1 = 0, w8[4] = {0, 0, 0, 0};
+        uint32_t w4[2] = {0, 0}, w2 = 0, w8[4] = {0, 0, 0, 0};
+        if (s.cols == 32 || b % 2 == 0) w1 = 0;
         for (int r = 0; r < 2; r++)
             for (int k = 0; k < 8; k++) {
                 uint32_t v = have[r] ? code_get(type, rows[r], 32 * b + lane_col(lane, k)) : 0;
-                w8[2 * r + k / 4] |= (v & 255) << 8 * (k % 4);
+                w8[four_of(r, k)] |= (v & 255) << 8 * (k % 4);
                 if (s.planes & PLANE_4) {
                     w4[r] |= (v & 15) << bit4(k);
                     v >>= 4;
@@ -56,7 +58,7 @@ __global__ static void pack_kernel(int type, const uint8_t *src, uint8_t *dst, i
                     w2 |= (v & 3) << bit2(r, k);
                     v >>= 2;
                 }
-                w1 |= (v & 1) << bit1(r, k);
+                w1 |= (v & 1) << bit1(s.cols, b, r, k);
             }
         if (s.planes & PLANE_8)
             *(uint4 *)(out + plane_offset(s, PLANE_8, b) + 16 * lane) =
@@ -64,8 +66,10 @@ __global__ static void pack_kernel(int type, const uint8_t *src, uint8_t *dst, i
         if (s.planes & PLANE_4)
             *(uint2 *)(out + plane_offset(s, PLANE_4, b) + 8 * lane) = make_uint2(w4[0], w4[1]);
         if (s.planes & PLANE_2) *(uint32_t *)(out + plane_offset(s, PLANE_2, b) + 4 * lane) = w2;
-        if (s.planes & PLANE_1)
-            *(uint16_t *)(out + plane_offset(s, PLANE_1, b) + 2 * lane) = (uint16_t)w1;
+        if ((s.planes & PLANE_1) && s.cols == 32)
+            *(uint16_t *)(out + bits_offset(s, b, lane)) = (uint16_t)w1;
+        else if ((s.planes & PLANE_1) && b % 2)
+            *(uint32_t *)(out + bits_offset(s, b, lane)) = w1;
     }
     if (lane < 16) {
         int row = tile * 16 + lane;

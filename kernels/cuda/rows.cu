@@ -1,7 +1,7 @@
 /* kernels/cuda/rows.cu: the operations that work on one row at a time, without products.
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.  Limits: none.
- * Tested by: tests/gpu/check_ops.cu
+ * Tested by: tests/gpu/check_ops.c
  *
  * Formulas are kernels.h's. Each is bound by its launch, not by its bytes, so none is clever.
  */
@@ -78,7 +78,7 @@ static __device__ float cell_value(int type, const struct cell_shape &s, const u
     case KT_Q4_1:
     case KT_Q5_1: return __fadd_rn(__fmul_rn(f16(0), q), f16(2));
     case KT_Q5_0: return __fmul_rn(f16(0), q - 16);
-    case KT_Q8_0: return __fmul_rn(f16(0), q - 128);
+    case KT_Q8_0: return __fmul_rn(f16(0), (float)(int8_t)(int)q);
     case KT_IQ4_NL: return __fmul_rn(f16(0), (float)iq4[(int)q]);
     case KT_Q2_K:
         return __fsub_rn(__fmul_rn(__fmul_rn(f16(16), (float)(at(g) & 15)), q),
@@ -134,9 +134,53 @@ void cuda_embed(struct kctx *c, const struct kop_embed *o) {
 /* ---- norm, swiglu, gather ---------------------------------------------------------------------- */
 
 #define NORM_THREADS 512
+#define NORM_AHEAD   4 /* groups of four values a thread keeps in registers: widths up to 8192 */
 
+/* One row per block; the row stays in registers between the sum and the scaling. */
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y) {
+    __shared__ float red[33];
+    float4 v[NORM_AHEAD], g[NORM_AHEAD];
+    float sum = 0;
+    gdc_trigger();
+#pragma unroll
+    for (int i = 0; i < NORM_AHEAD; i++) { /* weights: no earlier kernel writes them */
+        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
+        if (k < width) g[i] = *(const float4 *)(gain + k);
+    }
+    gdc_wait();
+    h += (int64_t)blockIdx.x * width;
+    y += (int64_t)blockIdx.x * width;
+    if (add) add += (int64_t)blockIdx.x * width;
+#pragma unroll
+    for (int i = 0; i < NORM_AHEAD; i++) {
+        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
+        v[i] = make_float4(0, 0, 0, 0);
+        if (k < width) v[i] = *(const float4 *)(h + k);
+    }
+#pragma unroll
+    for (int i = 0; i < NORM_AHEAD; i++) {
+        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
+        if (add && k < width) {
+            float4 a = *(const float4 *)(add + k);
+            v[i].x += a.x, v[i].y += a.y, v[i].z += a.z, v[i].w += a.w;
+            *(float4 *)(h + k) = v[i];
+        }
+        sum += v[i].x * v[i].x + v[i].y * v[i].y + (v[i].z * v[i].z + v[i].w * v[i].w);
+    }
+    float s = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
+#pragma unroll
+    for (int i = 0; i < NORM_AHEAD; i++) {
+        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
+        if (k < width)
+            *(float4 *)(y + k) = make_float4(v[i].x * s * g[i].x, v[i].y * s * g[i].y,
+                                             v[i].z * s * g[i].z, v[i].w * s * g[i].w);
+    }
+}
+
+/* Any width. */
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_any_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y) {
     __shared__ float red[33];
     gdc_trigger();
     gdc_wait();
@@ -155,8 +199,10 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 
 void cuda_norm(struct kctx *c, const struct kop_norm *o) {
     if (o->n_rows == 0) return;
-    launch(c, norm_kernel, (unsigned)o->n_rows, NORM_THREADS, 0, o->width, o->h, o->add, o->gain,
-           o->eps, o->y);
+    uintptr_t ends = (uintptr_t)o->h | (uintptr_t)o->add | (uintptr_t)o->gain | (uintptr_t)o->y;
+    bool fits = o->width % 4 == 0 && o->width <= NORM_THREADS * NORM_AHEAD * 4 && ends % 16 == 0;
+    launch(c, fits ? norm_kernel : norm_any_kernel, (unsigned)o->n_rows, NORM_THREADS, 0, o->width,
+           o->h, o->add, o->gain, o->eps, o->y);
 }
 
 static __global__ void swiglu_kernel(int64_t n, const float *gate, const float *up, float *act) {

@@ -2,7 +2,7 @@
  *
  * Owns: nothing.  Called by: the table.
  * Fails how: a row without a finite logit gets token -1; a CUDA error ends the process.
- * Limits: K_TOP_MAX, K_BIAS_MAX.  Tested by: tests/gpu/check_ops.cu
+ * Limits: K_TOP_MAX, K_BIAS_MAX.  Tested by: tests/gpu/check_ops.c
  *
  * The rule is in kernels.h. A block takes a row. The FIRST largest logits are found and put in order;
  * nearly always the answer stands among them (a prefix of the falling order is all that top_k,
@@ -346,6 +346,7 @@ static __device__ uint32_t philox(uint64_t key, uint64_t counter) {
 static __device__ int choose(const struct sample_args &a, int row, const float *l,
                              const struct ksampling *p, int pos, struct sample_smem *s) {
     float most = -INFINITY;
+#pragma unroll 8
     for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS) most = fmaxf(most, l[id]);
     most = block_max(most, s->value);
     if (!(most >= -FLT_MAX)) return -1;
@@ -353,16 +354,17 @@ static __device__ int choose(const struct sample_args &a, int row, const float *
         __syncthreads();
         if (threadIdx.x == 0) s->found = INT32_MAX;
         __syncthreads();
+        int mine = INT32_MAX;
+#pragma unroll 8
         for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS)
-            if (l[id] == most) {
-                atomicMin(&s->found, id);
-                break;
-            }
+            if (l[id] == most) mine = min(mine, id);
+        if (mine < INT32_MAX) atomicMin(&s->found, mine);
         __syncthreads();
         return s->found;
     }
     float factor = 1.f / p->temperature;
     double sum = 0, u = (double)philox(p->seed, (uint64_t)pos + 1) * 0x1p-32;
+#pragma unroll 8
     for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS)
         sum += (double)expf((l[id] - most) * factor);
     sum = block_sum_double(sum, s->total);
@@ -388,6 +390,7 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
     if (slot < 0) return;
     const struct ksampling *p = a.sampling + slot;
     float *l = a.l + (int64_t)row * a.vocab, most = -INFINITY;
+#pragma unroll 8
     for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS) {
         float v = raw_logit(a, row, id);
         l[id] = v;
@@ -396,6 +399,7 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
     most = block_max(most, s.value);
     if (!(most >= -FLT_MAX)) return;
     double sum = 0;
+#pragma unroll 8
     for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS)
         sum += (double)expf(l[id] - most);
     double norm = (double)most + log(block_sum_double(sum, s.total));

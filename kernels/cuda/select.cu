@@ -1,7 +1,7 @@
 /* kernels/cuda/select.cu: the lightning indexer: scores of all cached positions and the K largest.
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
- * Limits: none.  Tested by: tests/gpu/check_ops.cu
+ * Limits: none.  Tested by: tests/gpu/check_ops.c
  *
  * Two kernels: score(u) for a run of positions per warp on the tensor cores (keys in half
  * precision are the A operand straight from the cache, the queries B from shared memory), then one

@@ -1,6 +1,6 @@
 /* kernels/cuda/topk.cuh: the K largest of many numbers, by one block.
  *
- * Owns: nothing.  Called by: select.cu, sample.cu.  Tested by: tests/gpu/check_ops.cu
+ * Owns: nothing.  Called by: select.cu, sample.cu.  Tested by: tests/gpu/check_ops.c
  *
  * The K-th largest key is fixed digit by digit from the top (11, 11 and 10 bits), then everything
  * above it and the first of those equal to it are written out in ascending order of their index.

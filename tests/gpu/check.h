@@ -59,6 +59,7 @@ struct kmat_both mat_new(int type, int64_t count, int64_t rows, int64_t cols);
 /* One line per comparison that fails, or a summary line by `report`. */
 void begin(const char *format, ...);
 void fail(const char *format, ...);
+void passed(int n); /* comparisons made by hand */
 void compare(const char *what, const struct both *b, int64_t n, double tolerance);
 void compare_rows(const char *what, const struct both *b, int64_t rows, int64_t width,
                   const int32_t *skip, double tolerance);

@@ -4,7 +4,7 @@
  * processes take turns on the device, slowly, but map each other's memory as production does. The
  * parent never touches CUDA: each scenario runs in children of its own, watched by a clock.
  *
- *   test_coll_gpu [--only TEXT] [--ranks-as threads|processes] [--seconds N] [--limit N]
+ *   test_coll_gpu [--only TEXT] [--ranks N] [--ranks-as threads|processes] [--seconds N] [--limit N]
  *
  * N seconds for the replays of one scenario (6), and for a whole one until it is killed (60).
  *
@@ -27,6 +27,7 @@
 #include "worker/coll_host.h"
 #include "worker/coll_ipc.h"
 #include "worker/coll_nccl.h"
+#include "worker/coll_open.h"
 
 extern "C" {
 #include "proto/log.h"
@@ -58,6 +59,7 @@ struct scenario {
     bool threads;
     struct ipc_options options;
     int kill_rank; /* 1 + the rank that dies and is started anew */
+    bool talks;    /* its log is worth reading */
 };
 
 struct rank {
@@ -473,6 +475,31 @@ static bool through_the_host(struct rank *k) {
     return true;
 }
 
+/* --collective, as a worker uses it. */
+static bool names(struct rank *k) {
+    static const char *const asked[] = {"ipc", "shm", "auto"}, *const given[] = {"ipc", "shm", "ipc"};
+    struct kernels table = {};
+    table.get = table_get, table.put = table_put;
+    for (int g = 0; g < 3; g++) {
+        struct err_text err = {};
+        struct coll_maker *maker;
+        struct coll *shm;
+        if (coll_maker_new(&maker, &table, &k->ctx, k->rank, k->world, asked[g], &err) < 0 ||
+            open_shm(k, g, &shm, &err) < 0 ||
+            coll_maker_open(&k->c, maker, shm, (uint32_t)g + 1, &err) < 0)
+            return failed(k, "%s: expected to open, found: %s", asked[g], err.text);
+        EXPECT(k, strcmp(k->c->ops->name, given[g]) == 0);
+        EXPECT(k, k->c->generation == (uint32_t)g + 1);
+        for (int round = 0; round < 10; round++)
+            if (!some_operation(k, round, 30000)) return false;
+        EXPECT(k, coll_barrier(k->c) == OK);
+        coll_close(k->c);
+        k->c = NULL;
+        coll_maker_free(maker);
+    }
+    return true;
+}
+
 static bool nccl_alone(struct rank *k) {
     struct err_text err = {};
     struct nccl *lib;
@@ -635,7 +662,7 @@ static pid_t start(struct rank *ranks, int world, bool threads) {
     if (pid) return pid;
     char who[32];
     snprintf(who, sizeof who, "worker/%d", ranks->rank);
-    log_init(who, LOG_WARN, NULL);
+    log_init(who, ranks->s->talks ? LOG_INFO : LOG_WARN, NULL);
     if (threads) {
         child_threads(ranks, world);
     } else {
@@ -732,6 +759,8 @@ static std::vector<struct scenario> all_scenarios(void) {
     v.push_back(plain("graph_replays", graph_replays, 8, true, IPC_TWO_PULL, 0));
     v.push_back(plain("two_streams", two_streams, 4, true, IPC_AUTO, 0));
     v.push_back(plain("generations", generations, 4, true, IPC_AUTO, 0));
+    v.push_back(plain("probe_then_operations", some_operations, 8, true, IPC_AUTO, 0));
+    v.back().options.probe_shared = v.back().talks = true;
     v.push_back(plain("abort_while_a_peer_is_missing", abort_while_a_peer_is_missing, 4, true,
                       IPC_AUTO, 0));
     v.push_back(plain("through_the_host", through_the_host, 4, true, IPC_AUTO, 0));
@@ -742,6 +771,7 @@ static std::vector<struct scenario> all_scenarios(void) {
     v.push_back(plain("random_operations", random_operations, 4, false, IPC_ONE_PULL, 0));
     v.push_back(plain("random_operations", random_operations, 4, false, IPC_TWO_PULL, 0));
     v.push_back(plain("generations", generations, 2, false, IPC_AUTO, 0));
+    v.push_back(plain("names", names, 2, false, IPC_AUTO, 0));
     v.push_back(plain("through_the_host", through_the_host, 2, false, IPC_AUTO, 0));
     v.push_back(plain("abort_while_a_peer_is_missing", abort_while_a_peer_is_missing, 4, false,
                       IPC_AUTO, 0));
@@ -766,10 +796,11 @@ static bool have_gpu(void) {
 
 int main(int argc, char **argv) {
     const char *only = "", *as = "";
-    int bad = 0, ran = 0;
+    int bad = 0, ran = 0, ranks = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--only")) only = argv[i + 1];
         if (!strcmp(argv[i], "--ranks-as")) as = argv[i + 1];
+        if (!strcmp(argv[i], "--ranks")) ranks = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "--limit")) limit_seconds = atof(argv[i + 1]);
         if (!strcmp(argv[i], "--seconds")) replay_seconds = atof(argv[i + 1]);
     }
@@ -780,6 +811,7 @@ int main(int argc, char **argv) {
         return 77;
     }
     for (const struct scenario &s : all_scenarios()) {
+        if (ranks && s.world != ranks) continue;
         if (!strstr(s.name, only) || !strstr(s.threads ? "threads" : "processes", as)) continue;
         ran++;
         bad += !run(&s, 20261201);
