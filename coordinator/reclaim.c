@@ -148,10 +148,14 @@ static void note_device(struct reclaim *r, int device, const struct reclaim_rank
         if (ranks[i].device != device) continue;
         struct reclaim_held *w = &r->held[ranks[i].rank];
         const struct device_holder *h = listing(r, &s, &ranks[i]);
+        const struct reclaim_held before = *w;
         *w = (struct reclaim_held){.known = true, .rank = ranks[i], .listed = h != NULL};
         if (!h && ranks[i].said_bytes) h = nearest_hidden(r, &s, taken, &ranks[i]);
         if (h) taken |= 1ull << (h - s.holders);
         w->bytes = h && h->bytes != DEVICE_BYTES_UNKNOWN ? h->bytes : ranks[i].said_bytes;
+        if (!before.known || before.bytes != w->bytes)
+            log_debug("held", "rank=%d pid=%" PRId64 " device=%d bytes=%" PRIu64 " listed=%d",
+                      w->rank.rank, w->rank.pid, device, w->bytes, w->listed);
     }
 }
 
