@@ -255,7 +255,10 @@ static int workers(const struct probing *p, struct err_text *err) {
         return SILENT;
     }
     int first = p->all ? 0 : (int)p->rank, last = p->all ? world(p, &s) : first + 1;
-    for (int rank = first; rank < last; rank++) worst = MAX(worst, worker(p, &s, rank));
+    for (int rank = first; rank < last; rank++) {
+        int rc = worker(p, &s, rank);
+        worst = MAX(worst, rc);
+    }
     return worst;
 }
 
