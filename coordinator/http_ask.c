@@ -22,6 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define RETRY_MS 5
+
 struct asking {
     int fd;
     uint64_t due_ms;
@@ -49,6 +51,10 @@ static int connect_to(struct asking *k, int family, const struct sockaddr *a, so
     k->fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (k->fd < 0) return err_set(err, ERR_SYS, "%s", strerror(errno));
     int error = connect(k->fd, a, n) < 0 ? errno : 0;
+    while (error == EAGAIN && now_ms() < k->due_ms) { /* a Unix socket whose backlog is full */
+        poll(NULL, 0, RETRY_MS);
+        error = connect(k->fd, a, n) < 0 ? errno : 0;
+    }
     if (error == EINPROGRESS) {
         socklen_t size = sizeof error;
         TRY(await(k, POLLOUT, err));

@@ -22,8 +22,8 @@ def ask(address, path, timeout=20):
         s = socket.socket()
         address = ("127.0.0.1", address)
     with s:
-        s.settimeout(timeout)
         s.connect(address)
+        s.settimeout(timeout)
         s.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         answer = http.client.HTTPResponse(s)
         answer.begin()
@@ -114,8 +114,7 @@ def test_clients_that_hang_or_send_garbage_do_no_harm(launch):
     hanging = []
     for i in range(100):
         s = socket.socket(socket.AF_UNIX)
-        s.settimeout(20)
-        s.connect(name)
+        s.connect(name)  # waits for a place
         s.sendall(b"GET /li" if i % 2 else os.urandom(200))
         hanging.append(s)
     assert ask((server.pid, 0), "/live")[0] == 200
