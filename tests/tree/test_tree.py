@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from octavo import SOURCE
+from octavo import BUILD, SOURCE
 
 MAY_INCLUDE = {
     "proto": {"proto"},
@@ -67,9 +67,19 @@ def test_the_readme_names_only_files_that_exist():
     assert names and not missing
 
 
-@pytest.mark.parametrize("option", ["--model", "--served-model-name", "--tp", "--device", "--host", "--port", "--ctx", "--max-seqs", "--api-key-file"])
-def test_the_readme_lists_every_option_of_serve(option):
-    assert f"`{option}" in text("README.md")
+def test_the_readme_lists_every_option_of_serve():
+    shown = subprocess.run([BUILD / "octavo", "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    options = set(re.findall(r"^  (--[a-z-]+)", shown, re.M)) - {"--help"}
+    assert len(options) >= 9
+    missing = sorted(o for o in options if not re.search(f"`{o}[ `]", text("README.md")))
+    assert not missing
+
+
+def test_the_readme_lists_every_route():
+    routes = re.findall(r'^    \{"(/[\w/+-]+)"', text("coordinator/api_server.c"), re.M)
+    assert len(routes) >= 10
+    missing = [r for r in routes if r.replace("+", "NAME") not in text("README.md")]
+    assert not missing
 
 
 def test_every_source_opens_with_what_it_is():
