@@ -140,9 +140,15 @@ int openai_ids(json_t *list, const char *param, int32_t vocab, int32_t **ids, si
 /* ---- the body ---------------------------------------------------------------------------------
  */
 
-/* Deepest nesting of brackets outside strings. */
-static int depth_of(const char *p, size_t n) {
-    int depth = 0, deepest = 0;
+/* What a body will be made into, counted before anything is allocated for it. */
+struct outline {
+    int depth;
+    size_t lists, values; /* lists: objects too */
+};
+
+static struct outline outline_of(const char *p, size_t n) {
+    struct outline o = {.values = 1};
+    int depth = 0;
     bool in_string = false;
     for (size_t i = 0; i < n; i++) {
         if (in_string) {
@@ -153,20 +159,33 @@ static int depth_of(const char *p, size_t n) {
         } else if (p[i] == '"') {
             in_string = true;
         } else if (p[i] == '[' || p[i] == '{') {
-            if (++depth > deepest) deepest = depth;
-            if (deepest > LIMIT_JSON_DEPTH) break;
+            o.lists++;
+            o.values++;
+            if (++depth > o.depth) o.depth = depth;
+        } else if (p[i] == ',') {
+            o.values++;
         } else if ((p[i] == ']' || p[i] == '}') && depth > 0) {
             depth--;
         }
     }
-    return deepest;
+    return o;
+}
+
+/* Parsed, an empty list takes a hundred times its bytes in the body. */
+static int check_outline(const char *body, size_t n, struct openai_error *e) {
+    struct outline o = outline_of(body, n);
+    if (o.depth > LIMIT_JSON_DEPTH)
+        return BAD(e, NULL, "The body is nested more than %d deep.", LIMIT_JSON_DEPTH);
+    if (o.lists > LIMIT_JSON_LISTS || o.values > LIMIT_JSON_VALUES)
+        return BAD(e, NULL,
+                   "The body: expected at most %d objects and lists and %d values, found %zu and "
+                   "%zu.",
+                   LIMIT_JSON_LISTS, LIMIT_JSON_VALUES, o.lists, o.values);
+    return OK;
 }
 
 json_t *openai_object(const char *body, size_t n, struct openai_error *e) {
-    if (depth_of(body, n) > LIMIT_JSON_DEPTH) {
-        BAD(e, NULL, "The body is nested more than %d deep.", LIMIT_JSON_DEPTH);
-        return NULL;
-    }
+    if (check_outline(body, n, e) < 0) return NULL;
     json_error_t why;
     json_t *root = json_loadb(body, n, JSON_ALLOW_NUL, &why);
     if (!root) {
@@ -528,13 +547,29 @@ static int read_fields(struct openai_request *r, enum openai_kind kind,
     return openai_chat_options(root, &r->chat, e);
 }
 
+/* What the request points to lives as long as it does, which may be hours. The rest of the body,
+ * whatever else a client put there, does not. */
+static void forget_rest(struct openai_request *r) {
+    void *next;
+    const char *key;
+    json_t *v;
+    json_object_foreach_safe(r->root, next, key, v) {
+        bool stops = r->n_stops && !strcmp(key, "stop");
+        bool prompts = r->n_prompts && !strcmp(key, "prompt");
+        if (v != r->messages && v != r->tools && !stops && !prompts) json_object_del(r->root, key);
+    }
+}
+
 int openai_parse(struct openai_request *r, enum openai_kind kind, const char *body, size_t n,
                  const struct openai_defaults *d, struct openai_error *e) {
     memset(r, 0, sizeof *r);
     r->root = openai_object(body, n, e);
     if (!r->root) return ERR_FORMAT;
     int rc = read_fields(r, kind, d, e);
-    if (rc < 0) openai_request_deinit(r);
+    if (rc < 0)
+        openai_request_deinit(r);
+    else
+        forget_rest(r);
     return rc;
 }
 

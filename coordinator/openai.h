@@ -8,7 +8,7 @@
  *
  * Owns: the parsed JSON; strings and messages are borrowed from it.  Called by: the API files (pool
  * thread or loop).  Pure.  Fails how: a negative code and struct openai_error.
- * Limits: LIMIT_JSON_DEPTH, LIMIT_CHOICES, LIMIT_SEQUENCES, LIMIT_STOP_*, LIMIT_TOOLS, LIMIT_BIAS,
+ * Limits: LIMIT_JSON_*, LIMIT_CHOICES, LIMIT_SEQUENCES, LIMIT_STOP_*, LIMIT_TOOLS, LIMIT_BIAS,
  * LIMIT_TOP_LOGPROBS.  Tested by: tests/unit/test_openai.c, tests/fuzz/fuzz_openai.c
  */
 #ifndef OCTAVO_COORDINATOR_OPENAI_H

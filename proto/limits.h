@@ -34,6 +34,8 @@
 #define LIMIT_URL_BYTES          (8u << 10)
 #define LIMIT_BODY_BYTES         (16u << 20)
 #define LIMIT_JSON_DEPTH         128
+#define LIMIT_JSON_LISTS         (1 << 16) /* objects and lists of one body */
+#define LIMIT_JSON_VALUES        ((1 << 20) + (1 << 16)) /* a context of token ids fits */
 #define LIMIT_WRITE_BACKLOG_BYTES (4u << 20) /* unsent bytes of one client before it is cut off */
 #define LIMIT_PIPELINE_BYTES     (64u << 10) /* read ahead of the request being answered */
 #define LIMIT_BODIES_BYTES       (512u << 20) /* request bodies in memory, all connections together */

@@ -378,6 +378,55 @@ static void nesting_is_bounded_wherever_it_is(void **state) {
     http_buf_deinit(&b);
 }
 
+/* "unknown":[VALUE, … count times] */
+static int chat_with_values(const char *value, int count) {
+    struct openai_request r;
+    struct http_buf b = {0};
+    http_buf_puts(&b, "\"unknown\":[");
+    for (int i = 0; i < count; i++) {
+        if (i) http_buf_puts(&b, ",");
+        http_buf_puts(&b, value);
+    }
+    http_buf_puts(&b, "]");
+    int rc = chat(&r, b.p);
+    if (rc >= 0) openai_request_deinit(&r);
+    http_buf_deinit(&b);
+    return rc;
+}
+
+static void a_body_of_countless_small_values_is_refused(void **state) {
+    UNUSED(state);
+    static const struct {
+        const char *value;
+        int most;
+    } kinds[] = {{"[]", LIMIT_JSON_LISTS}, {"{}", LIMIT_JSON_LISTS}, {"1", LIMIT_JSON_VALUES}};
+    for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
+        assert_int_equal(chat_with_values(kinds[k].value, kinds[k].most / 2), OK);
+        assert_int_equal(chat_with_values(kinds[k].value, kinds[k].most), ERR_FORMAT);
+        assert_int_equal(err.status, 400);
+    }
+    assert_int_equal(chat_with_values("\"[,[,[,[,[,[,\"", LIMIT_JSON_LISTS), OK);
+}
+
+static void what_nobody_reads_does_not_live_as_long_as_the_request(void **state) {
+    UNUSED(state);
+    struct openai_request r;
+    assert_int_equal(chat(&r,
+                          "\"stop\":[\"one\",\"two\"],\"user\":\"u\",\"metadata\":{\"a\":[1]},"
+                          "\"prompt\":[\"not of this route\"],\"tools\":[{\"type\":\"function\","
+                          "\"function\":{\"name\":\"f\"}}]"),
+                     OK);
+    assert_string_equal(r.stops[1], "two");
+    assert_ptr_equal(json_object_get(r.root, "tools"), r.tools);
+    assert_ptr_equal(json_object_get(r.root, "messages"), r.messages);
+    assert_int_equal(json_object_size(r.root), 3);
+    openai_request_deinit(&r);
+    assert_int_equal(text(&r, "\"echo\":true,\"logit_bias\":{\"5\":1},\"tools\":[[]]"), OK);
+    assert_string_equal(r.prompts[0].text, "x");
+    assert_int_equal(json_object_size(r.root), 1);
+    openai_request_deinit(&r);
+}
+
 static void what_is_not_json_is_refused(void **state) {
     UNUSED(state);
     static const char *const bad[] = {"",
@@ -429,6 +478,8 @@ int main(void) {
         cmocka_unit_test(prompts_come_in_four_shapes),
         cmocka_unit_test(prompts_times_n_are_bounded),
         cmocka_unit_test(nesting_is_bounded_wherever_it_is),
+        cmocka_unit_test(a_body_of_countless_small_values_is_refused),
+        cmocka_unit_test(what_nobody_reads_does_not_live_as_long_as_the_request),
         cmocka_unit_test(what_is_not_json_is_refused),
         cmocka_unit_test(another_model_is_not_found),
     };
