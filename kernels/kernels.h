@@ -46,6 +46,7 @@ extern "C" {
 #endif
 
 #define K_PAGE       64   /* positions per cache page */
+#define K_BAND_ROWS  256  /* a matrix may be packed in bands of a multiple of so many rows */
 #define K_TOP_MAX    20   /* alternatives reported per sampled token */
 #define K_BIAS_MAX   1024 /* logit_bias entries per slot */
 #define K_TOKEN_LAST (-1) /* in kbatch.token: feed what this slot sampled last */
@@ -345,7 +346,9 @@ struct kernels {
     size_t (*scratch_bytes)(const struct kdims *, const struct kbounds *); /* the largest of all */
 
     /* Weights. src: `rows` rows of matrix `at` in file order, host memory; called once per matrix of
-     * the stack. mat_unpack is its inverse, for checks. */
+     * the stack. mat_unpack is its inverse, for checks. A tall matrix may be packed in bands: a kmat
+     * of its rows [r, r + n), r a multiple of K_BAND_ROWS, stands mat_bytes(type, 1, r, cols) bytes
+     * from the matrix's start, and packing the bands is packing the matrix. */
     void (*mat_pack)(struct kctx *, struct kmat *dst, int64_t at, const void *src);
     void (*mat_unpack)(struct kctx *, const struct kmat *src, int64_t at, void *dst);
 

@@ -1,44 +1,24 @@
-/* worker/load.c: from a GGUF file to the memory of one rank: count, print, allocate once, point,
- * fill.
+/* worker/load.c: the memory of one rank: count, print, allocate once, point; weights.c fills it.
  *
  * Owns: the model's three arenas (weights, scratch, caches) and its layer table.
  * Called by: main.c, tests.
  * Fails how: ERR_FORMAT, ERR_SETUP or ERR_NOMEM with a sentence; the caller then calls
  * model_unload, which takes a half-made model too.  Limits: LIMIT_STEP_*, LIMIT_SLOTS.
- * Tested by: tests/unit/test_worker.c, tests/kernels/test_model.c
+ * Tested by: tests/unit/test_load.c, tests/unit/test_worker.c, tests/kernels/test_model.c
  *
- * Slices are taken from the mapped file: rows and heads are contiguous there and go to the backend
- * as they are; a cut by columns is a short run in every row and is gathered in a staging buffer
- * first. The same layout function counts scratch (no base) and points into it (base given), so
- * that the two cannot disagree.
+ * The same layout function counts scratch (no base) and points into it (base given), so that the
+ * two cannot disagree; the weights' plan is made once, printed, allocated, and then filled.
  */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "worker/tensors.h"
+#include "worker/weights.h"
 
-#define ARENA_ALIGN       256
-#define PROGRESS_EVERY_US 50000
-
-enum arena { ARENA_WEIGHTS, ARENA_SCRATCH, ARENA_CACHES };
-
-/* One tensor, this rank's share. */
-struct item {
-    struct tensor_need need;
-    int64_t cols, rows, count;
-    uint64_t offset, bytes; /* in the weights' arena */
-    uint64_t file_bytes;    /* of the share, for progress */
-};
+#define ARENA_ALIGN 256
 
 struct loader {
     struct model *m;
-    struct item *items;
-    int n_items, cap_items;
-    uint8_t *staging;
-    size_t staging_bytes;
-    struct load_progress progress;
-    uint64_t done_bytes, total_bytes, reported_us;
+    struct plan plan;
 };
 
 static const char *const group_names[PLAN_GROUPS] = {
@@ -48,12 +28,6 @@ static const char *const group_names[PLAN_GROUPS] = {
 
 static uint64_t align_up(uint64_t n) {
     return (n + ARENA_ALIGN - 1) & ~(uint64_t)(ARENA_ALIGN - 1);
-}
-
-static uint64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
 int model_open(struct model *m, int device, struct err_text *err) {
@@ -78,7 +52,7 @@ static int share(int64_t whole, int world, const char *tensor, const char *what,
     return OK;
 }
 
-static int plan_cut(struct item *it, int world, struct err_text *err) {
+static int plan_cut(struct plan_item *it, int world, struct err_text *err) {
     const struct tensor_need *n = &it->need;
     const char *name = n->tensor->name;
     int block = ktype_block_elems((int)n->tensor->type);
@@ -109,31 +83,26 @@ static int plan_cut(struct item *it, int world, struct err_text *err) {
 static int plan_visit(void *user, const struct tensor_need *n, struct err_text *err) {
     struct loader *l = user;
     struct model *m = l->m;
-    if (l->n_items == l->cap_items) {
-        int cap = MAX(256, l->cap_items * 2);
-        struct item *grown = realloc(l->items, (size_t)cap * sizeof *grown);
+    struct plan *p = &l->plan;
+    if (p->n_items == p->cap_items) {
+        int cap = MAX(256, p->cap_items * 2);
+        struct plan_item *grown = realloc(p->items, (size_t)cap * sizeof *grown);
         if (!grown)
             return err_set(err, ERR_NOMEM, "plan: expected memory for %d tensors, found none", cap);
-        l->items = grown;
-        l->cap_items = cap;
+        p->items = grown;
+        p->cap_items = cap;
     }
-    struct item *it = &l->items[l->n_items];
-    *it = (struct item){.need = *n};
+    struct plan_item *it = &p->items[p->n_items];
+    *it = (struct plan_item){.need = *n};
     TRY(plan_cut(it, m->world, err));
     int type = (int)n->tensor->type;
-    it->file_bytes = (uint64_t)(ktype_row_bytes(type, it->cols) * it->rows * it->count);
     it->bytes = n->vector ? (uint64_t)it->cols * sizeof(float)
                           : m->k->mat_bytes(type, it->count, it->rows, it->cols);
     it->offset = m->weight_bytes;
     m->weight_bytes += align_up(it->bytes);
     m->group_bytes[n->group] += align_up(it->bytes);
     m->group_tensors[n->group]++;
-    l->total_bytes += it->file_bytes;
-    l->n_items++;
-    if (n->cut == CUT_COLS)
-        l->staging_bytes =
-            MAX(l->staging_bytes, (size_t)(ktype_row_bytes(type, it->cols) * it->rows));
-    if (n->vector) l->staging_bytes = MAX(l->staging_bytes, (size_t)it->bytes);
+    p->n_items++;
     return OK;
 }
 
@@ -230,74 +199,24 @@ void model_print_plan(FILE *f, const struct model *m) {
 
 /* ---- loading ----------------------------------------------------------------------------- */
 
-static void report(struct loader *l, uint64_t bytes) {
-    l->done_bytes += bytes;
-    uint64_t now = now_us();
-    if (!l->progress.report ||
-        (now - l->reported_us < PROGRESS_EVERY_US && l->done_bytes < l->total_bytes))
-        return;
-    l->reported_us = now;
-    l->progress.report(l->progress.user, l->done_bytes, l->total_bytes);
-}
-
-static void load_vector(struct loader *l, const struct item *it, float *dst) {
-    const struct gguf_tensor *t = it->need.tensor;
-    kdequant_row((int)t->type, t->data, (float *)l->staging, it->cols);
-    l->m->k->put(l->m->ctx, dst, l->staging, it->bytes);
-    report(l, it->file_bytes);
-}
-
-/* Matrix `at` of the share, in file order: a pointer into the file, or the staging buffer. */
-static const uint8_t *slice(struct loader *l, const struct item *it, int64_t at) {
-    const struct gguf_tensor *t = it->need.tensor;
-    const struct model *m = l->m;
-    uint64_t matrix_bytes = t->row_bytes * (uint64_t)it->need.rows;
-    const uint8_t *matrix = t->data + (uint64_t)at * matrix_bytes;
-    size_t run = (size_t)ktype_row_bytes((int)t->type, it->cols);
-    switch (it->need.cut) {
-    case CUT_NONE:
-        return matrix;
-    case CUT_STACK:
-        return matrix + (uint64_t)(m->rank * it->count) * matrix_bytes;
-    case CUT_ROWS:
-        return matrix + (uint64_t)(m->rank * it->rows) * t->row_bytes;
-    case CUT_COLS:
-        break;
-    }
-    for (int64_t r = 0; r < it->rows; r++)
-        memcpy(l->staging + (size_t)r * run,
-               matrix + (uint64_t)r * t->row_bytes + (size_t)m->rank * run, run);
-    return l->staging;
-}
-
-static void load_matrices(struct loader *l, const struct item *it, struct kmat *dst) {
-    for (int64_t at = 0; at < it->count; at++) {
-        l->m->k->mat_pack(l->m->ctx, dst, at, slice(l, it, at));
-        report(l, it->file_bytes / (uint64_t)it->count);
-    }
-}
-
-/* Points the model's field at the item's memory, then fills that. */
-static void load_item(struct loader *l, const struct item *it) {
-    struct model *m = l->m;
+/* Points the model's field at the item's memory. */
+static void point_item(struct model *m, struct plan_item *it) {
     const struct tensor_need *n = &it->need;
     char *owner = n->block < 0 ? (char *)m : (char *)&m->layers[n->block];
     void *memory = (char *)m->arena[ARENA_WEIGHTS] + it->offset;
     if (n->vector) {
-        *(float **)(void *)(owner + n->offset) = memory;
-        load_vector(l, it, memory);
-    } else {
-        struct kmat *mat = (struct kmat *)(void *)(owner + n->offset);
-        *mat = (struct kmat){.type = (int)n->tensor->type,
+        *(float **)(void *)(owner + n->offset) = it->vector = memory;
+        return;
+    }
+    it->mat = (struct kmat *)(void *)(owner + n->offset);
+    *it->mat = (struct kmat){.type = (int)n->tensor->type,
                              .count = it->count,
                              .rows = it->rows,
                              .cols = it->cols,
                              .data = memory};
-        load_matrices(l, it, mat);
-    }
 }
 
-static int allocate(struct model *m, enum arena which, uint64_t bytes, const char *what,
+static int allocate(struct model *m, enum model_arena which, uint64_t bytes, const char *what,
                     struct err_text *err) {
     m->arena[which] = m->k->alloc(m->ctx, bytes);
     if (m->arena[which]) return OK;
@@ -307,12 +226,10 @@ static int allocate(struct model *m, enum arena which, uint64_t bytes, const cha
                    what, (unsigned long long)bytes, (unsigned long long)info.free_bytes);
 }
 
-static int load_planned(struct loader *l, const struct model_options *o, struct err_text *err) {
+static int allocate_planned(struct loader *l, struct err_text *err) {
     struct model *m = l->m;
-    if (o->print_plan) model_print_plan(stderr, m);
     m->layers = calloc((size_t)m->hp.n_layers, sizeof *m->layers);
-    l->staging = malloc(MAX(l->staging_bytes, (size_t)1));
-    if (!m->layers || !l->staging)
+    if (!m->layers)
         return err_set(err, ERR_NOMEM, "plan: expected memory for the layers' table, found none");
     TRY(allocate(m, ARENA_WEIGHTS, m->weight_bytes, "weights", err));
     TRY(allocate(m, ARENA_SCRATCH, m->scratch_bytes, "scratch", err));
@@ -326,15 +243,14 @@ static int load_planned(struct loader *l, const struct model_options *o, struct 
         m->layers[i].has_index = m->hp.index_full[i];
         m->layers[i].dense = i < m->hp.n_dense;
     }
-    for (int i = 0; i < l->n_items; i++) load_item(l, &l->items[i]);
-    m->k->sync(m->ctx);
+    for (int i = 0; i < l->plan.n_items; i++) point_item(m, &l->plan.items[i]);
     return OK;
 }
 
 int model_load(struct model *m, const struct gguf *g, const struct model_options *o,
                struct load_progress progress, struct err_text *err) {
     assert(o->world >= 1 && o->world <= LIMIT_RANKS && o->rank >= 0 && o->rank < o->world);
-    struct loader l = {.m = m, .progress = progress};
+    struct loader l = {.m = m};
     int64_t heads = 0, unused;
     if (!m->ctx) TRY(model_open(m, o->device, err));
     m->rank = o->rank;
@@ -345,9 +261,10 @@ int model_load(struct model *m, const struct gguf *g, const struct model_options
     int rc = tensors_each(&m->hp, g, plan_visit, &l, err);
     m->hp.dims.n_heads = (int)heads;
     if (rc == OK) rc = plan_sizes(m, o, err);
-    if (rc == OK) rc = load_planned(&l, o, err);
-    free(l.staging);
-    free(l.items);
+    if (rc == OK && o->print_plan) model_print_plan(stderr, m);
+    if (rc == OK) rc = allocate_planned(&l, err);
+    if (rc == OK) rc = weights_read(m, g, &l.plan, o, progress, &m->asked_bytes, err);
+    free(l.plan.items);
     return rc;
 }
 

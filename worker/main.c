@@ -40,7 +40,8 @@ struct options {
     int64_t rank, world, device_index, context, max_slots, max_rows, incarnation, parent_pid,
         parent_start, probe_port, step_limit;
     const char *probe_socket;
-    const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level;
+    const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level,
+        *load_share;
 };
 
 struct worker {
@@ -172,6 +173,12 @@ static int parse_options(struct options *o, int argc, char **argv, struct err_te
          .kind = OPT_STRING,
          .out = &o->log_level,
          .help = "debug, info, warn or error."},
+        {.name = "load-share",
+         .value = "PATH",
+         .kind = OPT_STRING,
+         .out = &o->load_share,
+         .help = "Page that the ranks of this host share while loading.",
+         .hidden = true},
         {.name = "parent-pid",
          .value = "PID",
          .kind = OPT_INT,
@@ -288,6 +295,7 @@ static int load(struct worker *w, struct err_text *err) {
         .max_outs = (int)MIN(MIN(4 * o->max_slots, o->max_rows), LIMIT_STEP_SAMPLES),
         .context = o->context,
         .print_plan = o->rank == 0,
+        .load_share = o->load_share,
     };
     struct model *m = &w->model;
     struct gguf *g;
@@ -315,9 +323,11 @@ static int load(struct worker *w, struct err_text *err) {
     report_memory(w);
     control_set_state(w->control, WORKER_LOADED);
     control_post(w->control, &n);
-    log_info("loaded", "weight_bytes=%llu scratch_bytes=%llu page_bytes=%llu seconds=%.2f",
+    log_info("loaded",
+             "weight_bytes=%llu scratch_bytes=%llu page_bytes=%llu asked_bytes=%llu seconds=%.2f",
              (unsigned long long)m->weight_bytes, (unsigned long long)m->scratch_bytes,
-             (unsigned long long)m->page_bytes, n.loaded.seconds);
+             (unsigned long long)m->page_bytes, (unsigned long long)m->asked_bytes,
+             n.loaded.seconds);
     return OK;
 }
 

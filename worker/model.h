@@ -55,6 +55,8 @@ struct layer {
     struct kcache cache;
 };
 
+enum model_arena { ARENA_WEIGHTS, ARENA_SCRATCH, ARENA_CACHES, MODEL_ARENAS };
+
 /* Device scratch of the forward pass, sized for the largest step. Shapes: kernels.h names. */
 struct scratch {
     float *h, *x, *y;        /* [T, D] residual, normed, partial sum */
@@ -90,7 +92,8 @@ struct model {
     uint64_t weight_bytes, scratch_bytes, page_bytes;
     uint64_t group_bytes[PLAN_GROUPS]; /* weight_bytes by kind */
     int group_tensors[PLAN_GROUPS];
-    void *arena[3];          /* weights, scratch, caches: allocated once each */
+    void *arena[MODEL_ARENAS]; /* allocated once each */
+    uint64_t asked_bytes;    /* requested of the file while loading */
 };
 
 struct model_options {
@@ -99,6 +102,9 @@ struct model_options {
     int max_slots, max_rows, max_outs;
     int64_t context;         /* 0: the file's */
     bool print_plan;
+    const char *load_share;  /* page that the ranks of this host share while loading, or NULL */
+    uint64_t load_window_bytes; /* how far they may be apart; 0: convoy.h's */
+    size_t load_piece_bytes; /* of one read; 0: weights.c's */
 };
 
 /* Called while loading, about every 50 ms and at the end, from the loading thread. */
