@@ -3,7 +3,8 @@
  * Owns: nothing.  Called by: api_chat.c (on a pool thread).  Pure.
  * Fails how: ERR_FORMAT with a sentence and a JSON path; ERR_SETUP where the vocabulary lacks the
  * marks of the format; ERR_NOMEM.
- * Limits: LIMIT_TOOLS.  Tested by: tests/unit/test_chat.c, tests/conformance/test_chat.py
+ * Limits: LIMIT_TOOLS, LIMIT_PROMPT_BYTES.  Tested by: tests/unit/test_chat.c,
+ * tests/conformance/test_chat.py
  *
  * A file brings its template as a program. It is not executed: it is untrusted, and the three
  * dialects of this family differ in a handful of places that read better as plain code. While
@@ -405,8 +406,9 @@ static bool item_has(const json_t *content, const char *key, const char *type) {
     return (key && json_object_get(first, key)) || (type && is && strcmp(is, type) == 0);
 }
 
-/* Tools that were deferred and are now revealed by name. */
-static void add_revealed_tools(struct render *r, const json_t *content) {
+/* Tools that were deferred and are now revealed by name. The one place where a conversation grows
+ * by more than what stands in it: a tool is shown as often as it is named. */
+static int add_revealed_tools(struct render *r, const json_t *content, struct path at) {
     buf_add_str(&r->text, "<tools>\n");
     for (size_t i = 0; i < json_array_size(content); i++) {
         const json_t *item = json_array_get(content, i);
@@ -418,9 +420,15 @@ static void add_revealed_tools(struct render *r, const json_t *content) {
             if (!name || strcmp(name, want) != 0) continue;
             add_tool(r, tool);
             buf_add_byte(&r->text, '\n');
+            if (r->text.n > LIMIT_PROMPT_BYTES)
+                return err_set(r->err, ERR_FORMAT,
+                               "%s: expected references to tools that come to at most %u bytes, "
+                               "found more",
+                               at.s, LIMIT_PROMPT_BYTES);
         }
     }
     buf_add_str(&r->text, "</tools>");
+    return OK;
 }
 
 static int add_tool_result(struct render *r, const json_t *message, size_t i, bool first) {
@@ -437,7 +445,7 @@ static int add_tool_result(struct render *r, const json_t *message, size_t i, bo
     }
     TRY(add_format(r, "<tool_response>"));
     if (r->family == CHAT_GLM52 && item_has(content, NULL, "tool_reference"))
-        add_revealed_tools(r, content);
+        TRY(add_revealed_tools(r, content, path_of("messages[%zu].content", i)));
     else if (content && !json_is_null(content))
         TRY(content_text(r, content, path_of("messages[%zu].content", i), &r->text));
     return add_format(r, "</tool_response>");

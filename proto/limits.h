@@ -56,6 +56,7 @@
 #define LIMIT_QUEUE_TOKENS      (64 << 20)
 #define LIMIT_CHOICES           64 /* n */
 #define LIMIT_SEQUENCES         256 /* prompts times n of one request */
+#define LIMIT_PROMPT_BYTES      (64u << 20) /* of one rendered conversation */
 #define LIMIT_STOP_STRINGS      16
 #define LIMIT_STOP_STRING_BYTES 1024
 #define LIMIT_TOOLS             512

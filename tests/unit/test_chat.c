@@ -341,6 +341,29 @@ static void a_wrong_request_is_refused_with_its_place(void **state) {
     }
 }
 
+/* A megabyte that is named a hundred times. */
+static void a_tool_named_without_end_does_not_grow_the_prompt_without_end(void **state) {
+    UNUSED(state);
+    size_t n = 1 << 20;
+    char *long_text = malloc(n + 1);
+    memset(long_text, 'x', n);
+    long_text[n] = 0;
+    json_t *tools = json_pack("[{s:s,s:{s:s,s:s}}]", "type", "function", "function", "name", "f",
+                              "description", long_text);
+    json_t *items = json_array();
+    for (int i = 0; i < 100; i++)
+        json_array_append_new(items, json_pack("{s:s,s:s}", "type", "tool_reference", "name", "f"));
+    json_t *messages = json_pack("[{s:s,s:o}]", "role", "tool", "content", items);
+    struct chat_prompt p;
+    struct err_text err = {0};
+    assert_int_equal(chat_render(CHAT_GLM52, tiny, messages, tools, &defaults, &p, NULL, &err),
+                     ERR_FORMAT);
+    assert_non_null(strstr(err.text, "messages[0].content: expected references"));
+    json_decref(messages);
+    json_decref(tools);
+    free(long_text);
+}
+
 static void json_is_printed_as_the_template_prints_it(void **state) {
     UNUSED(state);
     static const char *const cases[][2] = {
@@ -372,6 +395,7 @@ int main(void) {
         cmocka_unit_test(worked_examples_come_out_letter_by_letter),
         cmocka_unit_test(content_cannot_forge_a_turn),
         cmocka_unit_test(a_wrong_request_is_refused_with_its_place),
+        cmocka_unit_test(a_tool_named_without_end_does_not_grow_the_prompt_without_end),
         cmocka_unit_test(json_is_printed_as_the_template_prints_it),
     };
     return cmocka_run_group_tests(tests, open_tiny, close_tiny);
