@@ -73,7 +73,10 @@ static int set_value(const struct opt *o, const char *where, const char *s, stru
     case OPT_FLOAT:
         if (parse_float(s, o->out)) return OK;
         return err_set(err, ERR_SETUP, "%s: expected a number, found '%.100s'", where, s);
-    case OPT_STRING: *(const char **)o->out = s; return OK;
+    case OPT_STRING:
+        if (*s) return *(const char **)o->out = s, OK;
+        return err_set(err, ERR_SETUP, "%s: expected a value %s, found ''", where,
+                       o->value ? o->value : "that is not empty");
     case OPT_CHOICE:
         if (is_choice(o->choices, s)) return *(const char **)o->out = s, OK;
         return err_set(err, ERR_SETUP, "%s: expected one of %s, found '%.100s'", where, o->choices,

@@ -30,7 +30,7 @@ struct opt {
  * moved to argv[1…] (at most max_positional), ERR_SETUP with a sentence, or ERR_CLOSED when --help
  * or -h was printed to stdout. Strings point into argv or the environment. A flag is set by its
  * name alone, or with =true, =false (1 0 yes no on off); `--` ends the options; the last of several
- * wins; an empty variable counts as unset. */
+ * wins; an empty variable counts as unset, an empty value of any kind is refused. */
 int opt_parse(const struct opt *rows, int n_rows, int argc, char **argv, int max_positional,
               const char *usage, struct err_text *err);
 

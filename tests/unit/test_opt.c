@@ -132,6 +132,7 @@ static const struct {
     {"--device cp", "found 'cp'"},
     {"--device cpu|cuda", "found 'cpu|cuda'"},
     {"--device=", "found ''"},
+    {"--model-path=", "--model-path: expected a value PATH, found ''"},
     {"--once=maybe", "--once: expected true or false, found 'maybe'"},
     {"stray", "'stray': expected only options, found a stray argument"},
     {"--once stray", "'stray': expected only options"},
