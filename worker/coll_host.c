@@ -6,8 +6,8 @@
  * Limits: HOST_PIECE_BYTES travel at once; not for graphs.
  * Tested by: tests/unit/test_coll_nccl.c (on the CPU backend), tests/gpu/test_coll_gpu.cu
  *
- * It is the fallback where devices cannot reach each other, so it is plain: device to host, sum there
- * in rank order, host to device. Its bits equal those of the other ways.
+ * It is the fallback where devices cannot reach each other, so it is plain: device to host, sum
+ * there in rank order, host to device. Its bits equal those of the other ways.
  */
 #include <stdlib.h>
 #include <string.h>

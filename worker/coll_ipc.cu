@@ -25,25 +25,15 @@
 
 #include "worker/coll_ipc.h"
 #include "worker/coll_ipc_device.cuh"
+#include "worker/coll_ipc_probe.h"
 
 extern "C" {
 #include "proto/log.h"
 }
 
 #define IPC_CLOSE_US    2000000 /* patience with queued work at close, then it is aborted */
-#define IPC_PROBE_US    300000  /* for the whole probe */
 #define IPC_PROBE_TURNS 15
-#define IPC_PROBE_SIZES 3
-
-/* Which algorithm up to how many bytes. */
-struct ipc_choice {
-    int64_t packets_max, one_shot_max;
-    int32_t one_shot, two_shot; /* enum ipc_algorithm */
-    int32_t known;
-};
-
-/* Where a sum of its size waits for peers longer than it moves bytes, one shot is better. */
-static const struct ipc_choice default_choice = {64 << 10, 128 << 10, IPC_ONE_PUSH, IPC_TWO_PUSH, 0};
+#define IPC_PROBE_CHAIN 4
 
 struct ipc_slab {
     struct kctx *ctx;
@@ -57,7 +47,7 @@ struct ipc_slab {
 
 struct coll_ipc {
     struct coll base;
-    struct coll *shm;        /* NULL in loop-back */
+    struct coll *shm; /* NULL in loop-back */
     struct ipc_slab *slab;
     bool owns_slab;
     void *mapped[IPC_RANKS]; /* by handle, to be unmapped */
@@ -74,12 +64,6 @@ struct ipc_card {
     struct ipc_choice choice;
     struct ipc_options options;
 };
-
-const char *ipc_algorithm_name(enum ipc_algorithm a) {
-    static const char *const names[] = {"auto",     "packets",  "one-push",
-                                        "one-pull", "two-push", "two-pull"};
-    return names[a];
-}
 
 static uint64_t now_us(void) {
     struct timespec t;
@@ -110,8 +94,8 @@ static reduce_kernel pick_kernel(int world, int algorithm) {
                         : pick_width<16>(algorithm);
 }
 
-/* Neighbouring kernels overlap only if they divide an SM's memory alike, and the heavy ones take all
- * of it as shared. Naming the kernels also loads them, before anything waits on the device. */
+/* Neighbouring kernels overlap only if they divide an SM's memory alike, and the heavy ones take
+ * all of it as shared. Naming the kernels also loads them, before anything waits on the device. */
 static void prepare_kernels(int world) {
     for (int a = IPC_PACKETS; a < IPC_ALGORITHMS; a++)
         CU(cudaFuncSetAttribute((const void *)pick_kernel(world, a),
@@ -122,25 +106,27 @@ static void prepare_kernels(int world) {
 int ipc_slab_new(struct ipc_slab **out, struct kctx *ctx, int rank, int world,
                  const struct ipc_options *options, struct err_text *err) {
     if (world < 2 || world > IPC_RANKS)
-        return err_set(err, ERR_SETUP, "collective ipc: expected 2 to %d ranks, found %d", IPC_RANKS,
-                       world);
+        return err_set(err, ERR_SETUP, "collective ipc: expected 2 to %d ranks, found %d",
+                       IPC_RANKS, world);
     struct ipc_slab *s = (struct ipc_slab *)calloc(1, sizeof *s);
     size_t bytes = ipc_slab_bytes(world);
     cudaError_t e = s ? cudaMalloc((void **)&s->mem, bytes) : cudaErrorMemoryAllocation;
     if (e == cudaSuccess) e = cudaMalloc((void **)&s->table, sizeof *s->table);
-    if (e == cudaSuccess) e = cudaHostAlloc((void **)&s->left, sizeof *s->left, cudaHostAllocMapped);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&s->left, sizeof *s->left, cudaHostAllocMapped);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         if (s && s->mem) CU(cudaFree(s->mem));
         if (s && s->table) CU(cudaFree(s->table));
         free(s);
-        return err_set(err, ERR_NOMEM, "collective ipc: expected %zu bytes of the device, found: %s",
-                       bytes, cudaGetErrorString(e));
+        return err_set(err, ERR_NOMEM,
+                       "collective ipc: expected %zu bytes of the device, found: %s", bytes,
+                       cudaGetErrorString(e));
     }
     s->ctx = ctx, s->rank = rank, s->world = world;
     if (options) s->options = *options;
     if (s->options.blocks < 1 || s->options.blocks > IPC_BLOCKS) s->options.blocks = IPC_BLOCKS;
-    s->choice = default_choice;
+    s->choice = ipc_choice_default();
     prepare_kernels(world);
     *out = s;
     return OK;
@@ -169,7 +155,9 @@ static void slab_clear(struct ipc_slab *s) {
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static struct kctx *ctx_of(const struct coll_ipc *c) { return c->slab->ctx; }
+static struct kctx *ctx_of(const struct coll_ipc *c) {
+    return c->slab->ctx;
+}
 
 static bool aborted(const struct coll_ipc *c) {
     return (__atomic_load_n(c->word, __ATOMIC_ACQUIRE) & 1) != 0;
@@ -201,9 +189,8 @@ static void reduce_by(struct coll_ipc *c, int algorithm, float *x, int64_t n) {
 }
 
 static int choose(const struct ipc_slab *s, int64_t bytes) {
-    if (s->options.algorithm != IPC_AUTO) return s->options.algorithm;
-    if (bytes <= s->choice.packets_max) return IPC_PACKETS;
-    return bytes <= s->choice.one_shot_max ? s->choice.one_shot : s->choice.two_shot;
+    bool asked = s->options.algorithm != IPC_AUTO;
+    return asked ? s->options.algorithm : ipc_choose(&s->choice, bytes);
 }
 
 static int ipc_all_reduce(struct coll *base, float *x, int64_t n) {
@@ -228,7 +215,8 @@ static void gather_as(struct coll_ipc *c, const void *src, void *dst, int64_t by
            dim3((unsigned)block), 0, s->table, (const T *)src, (T *)dst, n);
 }
 
-template <typename T> static void broadcast_as(struct coll_ipc *c, void *x, int64_t bytes, int root) {
+template <typename T>
+static void broadcast_as(struct coll_ipc *c, void *x, int64_t bytes, int root) {
     const struct ipc_slab *s = c->slab;
     int64_t n = bytes / (int64_t)sizeof(T);
     int grid, block;
@@ -366,94 +354,48 @@ static const struct coll_ops *ipc_ops(bool loopback) {
 
 /* ---- the probe ------------------------------------------------------------------------------- */
 
-struct probe {
+struct stopwatch {
+    struct coll_ipc *c;
     float *x;
     cudaEvent_t from, to;
-    float best_us[IPC_ALGORITHMS]; /* of the size at hand, the slowest rank's; 0: not measured */
 };
-
-static const int64_t probe_bytes[IPC_PROBE_SIZES] = {32 << 10, 128 << 10, 1 << 20};
 
 static int compare_floats(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
 
-/* Median of the turns on this rank, then the largest over the ranks. 0 when the time is used up. */
-static int probe_one(struct coll_ipc *c, struct probe *p, int algorithm, int64_t bytes,
-                     uint64_t start) {
-    cudaStream_t stream = ctx_of(c)->stream;
-    float us[IPC_PROBE_TURNS], mine[2] = {0, 0}, all[2 * IPC_RANKS];
+/* Median microseconds of a sum on this rank. */
+static float time_sum(void *user, enum ipc_algorithm algorithm, int64_t bytes) {
+    struct stopwatch *w = (struct stopwatch *)user;
+    cudaStream_t stream = ctx_of(w->c)->stream;
+    float ms[IPC_PROBE_TURNS];
     for (int i = 0; i < IPC_PROBE_TURNS; i++) {
-        CU(cudaEventRecord(p->from, stream));
-        for (int k = 0; k < 4; k++) reduce_by(c, algorithm, p->x, bytes / 4);
-        CU(cudaEventRecord(p->to, stream));
+        CU(cudaEventRecord(w->from, stream));
+        for (int k = 0; k < IPC_PROBE_CHAIN; k++) reduce_by(w->c, algorithm, w->x, bytes / 4);
+        CU(cudaEventRecord(w->to, stream));
         CU(cudaStreamSynchronize(stream));
-        CU(cudaEventElapsedTime(&us[i], p->from, p->to));
+        CU(cudaEventElapsedTime(&ms[i], w->from, w->to));
     }
-    qsort(us, IPC_PROBE_TURNS, sizeof us[0], compare_floats);
-    mine[0] = us[IPC_PROBE_TURNS / 2] * 1000.f / 4.f;
-    mine[1] = (float)(now_us() - start);
-    TRY(coll_all_gather(c->shm, mine, all, sizeof mine));
-    float spent = 0;
-    p->best_us[algorithm] = 0;
-    for (int r = 0; r < c->base.world; r++) {
-        p->best_us[algorithm] = MAX(p->best_us[algorithm], all[2 * r]);
-        spent = MAX(spent, all[2 * r + 1]);
-    }
-    TRY(ipc_check(&c->base));
-    return spent < IPC_PROBE_US ? OK : ERR_TIMEOUT;
-}
-
-static int faster(const struct probe *p, int a, int b) {
-    return p->best_us[b] > 0 && p->best_us[b] < p->best_us[a] ? b : a;
-}
-
-/* From the largest size down: two shots there, and one shot (packets) up to the largest size at which
- * it was no slower. What was not reached in time keeps its default. */
-static int probe_sizes(struct coll_ipc *c, struct probe *p) {
-    struct ipc_choice *choice = &c->slab->choice;
-    uint64_t start = now_us();
-    *choice = default_choice;
-    for (int s = IPC_PROBE_SIZES - 1; s >= 0; s--) {
-        int64_t bytes = probe_bytes[s];
-        memset(p->best_us, 0, sizeof p->best_us);
-        for (int a = IPC_PACKETS; a < IPC_ALGORITHMS; a++)
-            TRY(probe_one(c, p, a, bytes, start));
-        int one = faster(p, IPC_ONE_PUSH, IPC_ONE_PULL), two = faster(p, IPC_TWO_PUSH, IPC_TWO_PULL);
-        if (s == IPC_PROBE_SIZES - 1) {
-            choice->two_shot = two;
-            choice->one_shot_max = choice->packets_max = 0;
-        }
-        choice->one_shot = one;
-        if (!choice->one_shot_max && p->best_us[one] <= p->best_us[two])
-            choice->one_shot_max = bytes;
-        if (!choice->packets_max && p->best_us[IPC_PACKETS] <= p->best_us[faster(p, one, two)])
-            choice->packets_max = bytes;
-        if (c->base.rank == 0)
-            log_info("collective_probe",
-                     "bytes=%lld packets_us=%.1f one_push_us=%.1f one_pull_us=%.1f "
-                     "two_push_us=%.1f two_pull_us=%.1f",
-                     (long long)bytes, p->best_us[IPC_PACKETS], p->best_us[IPC_ONE_PUSH],
-                     p->best_us[IPC_ONE_PULL], p->best_us[IPC_TWO_PUSH], p->best_us[IPC_TWO_PULL]);
-    }
-    return OK;
+    qsort(ms, IPC_PROBE_TURNS, sizeof ms[0], compare_floats);
+    return ms[IPC_PROBE_TURNS / 2] * 1000.f / IPC_PROBE_CHAIN;
 }
 
 static int run_probe(struct coll_ipc *c) {
-    struct probe p = {};
-    CU(cudaMalloc((void **)&p.x, (size_t)probe_bytes[IPC_PROBE_SIZES - 1]));
-    CU(cudaMemsetAsync(p.x, 0, (size_t)probe_bytes[IPC_PROBE_SIZES - 1], ctx_of(c)->stream));
-    CU(cudaEventCreate(&p.from));
-    CU(cudaEventCreate(&p.to));
+    struct stopwatch w = {c, NULL, NULL, NULL};
+    cudaStream_t stream = ctx_of(c)->stream;
+    CU(cudaMalloc((void **)&w.x, IPC_PROBE_BYTES));
+    CU(cudaMemsetAsync(w.x, 0, IPC_PROBE_BYTES, stream));
+    CU(cudaEventCreate(&w.from));
+    CU(cudaEventCreate(&w.to));
     /* allocating may wait for the device, which must not be waiting for us already */
     int rc = coll_barrier(c->shm);
-    if (rc == OK) rc = probe_sizes(c, &p);
-    CU(cudaStreamSynchronize(ctx_of(c)->stream));
-    CU(cudaEventDestroy(p.from));
-    CU(cudaEventDestroy(p.to));
-    CU(cudaFree(p.x));
-    return rc == ERR_TIMEOUT ? OK : rc;
+    if (rc == OK) rc = ipc_probe(&c->slab->choice, c->shm, time_sum, &w);
+    CU(cudaStreamSynchronize(stream));
+    CU(cudaEventDestroy(w.from));
+    CU(cudaEventDestroy(w.to));
+    CU(cudaFree(w.x));
+    return rc;
 }
 
 /* ---- a generation ---------------------------------------------------------------------------- */
@@ -464,7 +406,8 @@ static uint64_t process_number(void) {
     static bool drawn;
     if (!__atomic_load_n(&drawn, __ATOMIC_ACQUIRE)) {
         uint64_t n = 0, none = 0;
-        if (getrandom(&n, sizeof n, 0) != (ssize_t)sizeof n) n = now_us() ^ (uint64_t)getpid() << 40;
+        if (getrandom(&n, sizeof n, 0) != (ssize_t)sizeof n)
+            n = now_us() ^ (uint64_t)getpid() << 40;
         __atomic_compare_exchange_n(&number, &none, n | 1, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE);
         __atomic_store_n(&drawn, true, __ATOMIC_RELEASE);
@@ -476,17 +419,19 @@ static int register_word(struct coll_ipc *c, struct ipc_table *t, struct err_tex
     c->word = coll_shm_word(c->shm);
     uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)c->word & ~(size - 1);
     void *device = NULL;
-    cudaError_t e = cudaHostRegister((void *)at, size,
-                                     cudaHostRegisterMapped | cudaHostRegisterPortable);
+    cudaError_t e =
+        cudaHostRegister((void *)at, size, cudaHostRegisterMapped | cudaHostRegisterPortable);
     if (e == cudaSuccess) {
         c->page = (void *)at;
         e = cudaHostGetDevicePointer(&device, (void *)at, 0);
     }
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        return err_set(err, ERR_SETUP,
-                       "collective ipc: expected the abort word to be visible to the device, found: "
-                       "%s", cudaGetErrorString(e));
+        return err_set(
+            err, ERR_SETUP,
+            "collective ipc: expected the abort word to be visible to the device, found: "
+            "%s",
+            cudaGetErrorString(e));
     }
     t->abort_word = (const uint32_t *)((char *)device + ((uintptr_t)c->word - at));
     return OK;
@@ -498,20 +443,23 @@ static int map_peers(struct coll_ipc *c, const struct ipc_card *cards, struct ip
     for (int r = 0; r < s->world; r++) {
         t->from[r] = s->rank;
         if (memcmp(&cards[r].options, &s->options, sizeof s->options) != 0)
-            return err_set(err, ERR_SETUP, "collective ipc: expected rank %d to have rank %d's "
-                                           "options, found others", r, s->rank);
+            return err_set(err, ERR_SETUP,
+                           "collective ipc: expected rank %d to have rank %d's "
+                           "options, found others",
+                           r, s->rank);
         if (cards[r].process == cards[s->rank].process) {
             t->slab[r] = (char *)cards[r].mem;
             continue;
         }
-        cudaError_t e = cudaIpcOpenMemHandle(&c->mapped[r], cards[r].handle,
-                                             cudaIpcMemLazyEnablePeerAccess);
+        cudaError_t e =
+            cudaIpcOpenMemHandle(&c->mapped[r], cards[r].handle, cudaIpcMemLazyEnablePeerAccess);
         if (e != cudaSuccess) {
             (void)cudaGetLastError();
             c->mapped[r] = NULL;
             return err_set(err, ERR_SETUP,
                            "collective ipc: rank %d: expected to map the memory of rank %d, found: "
-                           "%s", s->rank, r, cudaGetErrorString(e));
+                           "%s",
+                           s->rank, r, cudaGetErrorString(e));
         }
         t->slab[r] = (char *)c->mapped[r];
     }
@@ -524,8 +472,9 @@ static int agree(struct coll_ipc *c, int rc, struct err_text *err) {
     TRY(coll_all_gather(c->shm, &mine, all, sizeof mine));
     for (int r = 0; rc == OK && r < c->base.world; r++)
         if (all[r] < 0)
-            rc = err_set(err, all[r], "collective ipc: rank %d: expected its peers' memory, found: %s",
-                         r, err_name(all[r]));
+            rc = err_set(err, all[r],
+                         "collective ipc: rank %d: expected its peers' memory, found: %s", r,
+                         err_name(all[r]));
     return rc;
 }
 
@@ -545,8 +494,8 @@ static void fill_card(const struct ipc_slab *s, struct ipc_card *card, int *rc,
     card->options = s->options;
 }
 
-/* Push or pull, one shot or two: what a rank of an earlier generation knows, for its graphs hold it;
- * else what the probe finds; else, on a shared device where times mean nothing, the default. */
+/* Push or pull, one shot or two: what a rank of an earlier generation knows, for its graphs hold
+ * it; else what the probe finds; else, on a shared device where times mean nothing, the default. */
 static int settle_choice(struct coll_ipc *c, const struct ipc_card *cards) {
     struct ipc_slab *s = c->slab;
     bool shared = false;
@@ -556,9 +505,10 @@ static int settle_choice(struct coll_ipc *c, const struct ipc_card *cards) {
         for (int q = 0; q < r; q++)
             shared |= memcmp(cards[q].device, cards[r].device, sizeof cards[r].device) == 0;
     }
+    bool measure = s->options.algorithm == IPC_AUTO && (!shared || s->options.probe_shared);
     if (known >= 0)
         s->choice = cards[known].choice;
-    else if (s->options.algorithm == IPC_AUTO && (!shared || s->options.probe_shared))
+    else if (measure)
         TRY(run_probe(c));
     s->choice.known = 1;
     if (s->rank == 0)
@@ -569,9 +519,9 @@ static int settle_choice(struct coll_ipc *c, const struct ipc_card *cards) {
                  (long long)s->choice.one_shot_max,
                  ipc_algorithm_name((enum ipc_algorithm)s->choice.one_shot),
                  ipc_algorithm_name((enum ipc_algorithm)s->choice.two_shot),
-                 known >= 0                             ? "survivor"
-             : shared && !s->options.probe_shared ? "default"
-                                                  : "probe");
+                 known >= 0 ? "survivor"
+                 : measure  ? "probe"
+                            : "default");
     return OK;
 }
 
@@ -595,7 +545,8 @@ static int start_generation(struct coll_ipc *c, struct err_text *err) {
     return settle_choice(c, cards);
 }
 
-int coll_open_ipc(struct coll **out, struct ipc_slab *slab, struct coll *shm, struct err_text *err) {
+int coll_open_ipc(struct coll **out, struct ipc_slab *slab, struct coll *shm,
+                  struct err_text *err) {
     assert(shm->rank == slab->rank && shm->world == slab->world);
     struct coll_ipc *c = (struct coll_ipc *)calloc(1, sizeof *c);
     if (!c) return err_set(err, ERR_NOMEM, "collective ipc: expected memory, found none");

@@ -5,9 +5,9 @@
  *
  * Owns: struct ipc_slab, the memory that the peers map; it outlives the generations.
  * Called by: coll_open.c, benchmarks, tests.
- * Fails how: ERR_SETUP or ERR_SYS with a sentence at open, when peers cannot map each other's memory:
- * all ranks then get an error, so that all can agree on another way.
- * Tested by: tests/gpu/test_coll_gpu.cu
+ * Fails how: ERR_SETUP or ERR_SYS with a sentence at open, when peers cannot map each other's
+ * memory: all ranks then get an error, so that all can agree on another way. Tested by:
+ * tests/gpu/test_coll_gpu.cu
  */
 #ifndef OCTAVO_WORKER_COLL_IPC_H
 #define OCTAVO_WORKER_COLL_IPC_H
@@ -32,8 +32,8 @@ enum ipc_algorithm {
 
 /* Zeros are the defaults. The same on all ranks. */
 struct ipc_options {
-    int blocks;                   /* at most this many per kernel; must fit the device beside those
-                                   * of the other ranks if ranks share a process */
+    int blocks; /* at most this many per kernel. Ranks that share a process wait for
+                 * each other on one device: those of two kernels of each must fit */
     enum ipc_algorithm algorithm; /* for every all-reduce; IPC_AUTO: by size, as the probe found */
     uint32_t first_epoch;         /* tests start near the wrap */
     bool probe_shared;            /* measure also when ranks share a device */
@@ -47,10 +47,10 @@ int ipc_slab_new(struct ipc_slab **out, struct kctx *ctx, int rank, int world,
 void ipc_slab_free(struct ipc_slab *s);
 
 /* A new generation. shm (from coll_open_shm, of the same ranks) exchanges the handles, carries the
- * abort word and the barrier, and belongs to the new coll, on failure to the caller still. No kernel
- * of an older generation may be queued by any rank that is not going to call this. The first
- * generation measures push against pull and one shot against two, and later ones keep what was found:
- * captured graphs hold it. */
+ * abort word and the barrier, and belongs to the new coll, on failure to the caller still. No
+ * kernel of an older generation may be queued by any rank that is not going to call this. The first
+ * generation measures push against pull and one shot against two, and later ones keep what was
+ * found: captured graphs hold it. */
 int coll_open_ipc(struct coll **out, struct ipc_slab *slab, struct coll *shm, struct err_text *err);
 
 /* One rank plays `world` ranks against the slots of its own slab: the real kernels, flags and bytes

@@ -1,7 +1,7 @@
 /* worker/coll_nccl.c: collectives through NCCL: large messages, devices that only it can connect.
  *
- * Owns: the library handle; per generation a communicator and the thread that watches for its abort.
- * Called by: coll_open; forward.c and step.c through struct coll; nccl_abort by any thread.
+ * Owns: the library handle; per generation a communicator and the thread that watches for its
+ * abort. Called by: coll_open; forward.c and step.c through struct coll; nccl_abort by any thread.
  * Fails how: ERR_ABORTED once the generation is aborted; an error of NCCL's own is logged once and
  * aborts the generation.  Limits: one host (shm carries the identity).
  * Tested by: tests/unit/test_coll_nccl.c (a stand-in library), tests/gpu/test_coll_gpu.cu
@@ -14,7 +14,8 @@
  * can, and only ncclCommAbort frees it; that call waits for the graphs that captured the
  * communicator, which the step thread can destroy only once it is free. Hence a thread per
  * communicator: it watches the generation's abort word, aborts, and is joined at close after the
- * graphs are gone. So an abort by any rank frees the kernels of all, and whoever aborts never waits.
+ * graphs are gone. So an abort by any rank frees the kernels of all, and whoever aborts never
+ * waits.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -40,22 +41,22 @@ struct coll_nccl {
     struct coll base;
     const struct nccl_api *api;
     struct nccl_device device;
-    struct coll *shm;          /* NULL for one rank */
-    const uint32_t *word;      /* bit 0: aborted; the shared memory's or `alone` */
+    struct coll *shm;     /* NULL for one rank */
+    const uint32_t *word; /* bit 0: aborted; the shared memory's or `alone` */
     uint32_t alone;
-    pthread_mutex_t mutex;     /* calls on comm; abort takes it from them */
-    struct nccl_comm *comm;    /* NULL once aborted */
+    pthread_mutex_t mutex;  /* calls on comm; abort takes it from them */
+    struct nccl_comm *comm; /* NULL once aborted */
     atomic_bool closing;
     pthread_t watcher;
 };
 
-/* Sensible on boxes whose devices meet on PCIe; elsewhere they do no harm. Multicast over NVLink can
- * take a whole box down with one process, so it stays off. */
+/* Sensible on boxes whose devices meet on PCIe; elsewhere they do no harm. Multicast over NVLink
+ * can take a whole box down with one process, so it stays off. */
 static const struct {
     const char *name, *value;
 } defaults[] = {
-    {"NCCL_P2P_LEVEL", "SYS"},   {"NCCL_PROTO", "LL,LL128,Simple"}, {"NCCL_NVLS_ENABLE", "0"},
-    {"NCCL_IB_DISABLE", "1"},    {"NCCL_MIN_NCHANNELS", "8"},
+    {"NCCL_P2P_LEVEL", "SYS"}, {"NCCL_PROTO", "LL,LL128,Simple"}, {"NCCL_NVLS_ENABLE", "0"},
+    {"NCCL_IB_DISABLE", "1"},  {"NCCL_MIN_NCHANNELS", "8"},
 };
 
 /* ---- the library ------------------------------------------------------------------------- */
@@ -148,7 +149,8 @@ static int settle(struct coll_nccl *c, int rc, int64_t patience_ns) {
     }
     if (rc == NCCL_SUCCESS) return aborted(c) ? ERR_ABORTED : OK;
     if (!aborted(c))
-        log_error("nccl", "generation=%u error=\"%s\"", c->base.generation, c->api->error_string(rc));
+        log_error("nccl", "generation=%u error=\"%s\"", c->base.generation,
+                  c->api->error_string(rc));
     return ERR_SYS;
 }
 
@@ -278,7 +280,8 @@ static int start(struct coll_nccl *c, struct err_text *err) {
     if (rc < 0 && rc != ERR_ABORTED)
         err_set(err, rc = ERR_SETUP,
                 "collective nccl: rank %d of %d: expected a communicator, found an error or none "
-                "within %d s", c->base.rank, c->base.world, NCCL_START_SECONDS);
+                "within %d s",
+                c->base.rank, c->base.world, NCCL_START_SECONDS);
     return rc;
 }
 

@@ -12,15 +12,16 @@ struct nccl;
 
 /* What of the device NCCL and its graphs need. */
 struct nccl_device {
-    void *stream;               /* cudaStream_t */
-    const bool *capturing;      /* NULL: never */
-    void (*drop_graphs)(void *); /* destroys every captured graph, from the thread that closes; NULL:
-                                  * the caller has done so before coll_close */
+    void *stream;                /* cudaStream_t */
+    const bool *capturing;       /* NULL: never */
+    void (*drop_graphs)(void *); /* destroys every captured graph, from the thread that closes;
+                                  * NULL: the caller has done so before coll_close */
     void *user;
 };
 
-/* Loads $OCTAVO_NCCL_LIBRARY, else libnccl.so.2, once per worker, after giving NCCL's environment the
- * defaults below wherever the operator has not set the variable. ERR_NOT_FOUND with a sentence. */
+/* Loads $OCTAVO_NCCL_LIBRARY, else libnccl.so.2, once per worker, after giving NCCL's environment
+ * the defaults below wherever the operator has not set the variable. ERR_NOT_FOUND with a sentence.
+ */
 int nccl_load(struct nccl **out, struct err_text *err);
 void nccl_unload(struct nccl *lib);
 const char *nccl_version(const struct nccl *lib); /* "2.28.9" */

@@ -84,8 +84,8 @@ static int open_nccl(struct coll **out, struct coll_maker *m, struct coll *shm, 
     return coll_open_nccl(out, m->nccl, &device, shm, m->rank, m->world, generation, err);
 }
 
-static int open_first(struct coll **out, struct coll_maker *m, struct coll *shm, uint32_t generation,
-                      struct err_text *err) {
+static int open_first(struct coll **out, struct coll_maker *m, struct coll *shm,
+                      uint32_t generation, struct err_text *err) {
     const bool any = wants(m, "auto");
     int rc = ERR_SETUP;
     if (any || wants(m, "ipc")) {

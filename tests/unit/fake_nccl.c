@@ -38,8 +38,8 @@ struct nccl_comm {
 /* Set and read by the test, through dlsym. */
 struct fake_nccl_knobs {
     int refuse_id;
-    int fail_sum;               /* the next sum reports a remote error */
-    int graphs;                 /* captured graphs that still exist */
+    int fail_sum; /* the next sum reports a remote error */
+    int graphs;   /* captured graphs that still exist */
     int aborts, inits, waits_for_graphs;
 } fake_nccl_knobs;
 

@@ -34,7 +34,7 @@ struct group {
     uint64_t shm_bytes;
     char path[64];
     int rounds;
-    int missing;        /* this rank stays away from the sums; < 0: none */
+    int missing; /* this rank stays away from the sums; < 0: none */
     bool capturing;
     atomic_int waiting;
     int rc[RANKS_MAX], after[RANKS_MAX];
