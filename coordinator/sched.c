@@ -76,6 +76,7 @@ void sched_free(struct sched *s) {
         free(s->seqs[i].pages);
     }
     pages_deinit(&s->pages);
+    free(s->restore.live);
     free(s->seqs);
     free(s->events);
     free(s->eog);
@@ -141,7 +142,8 @@ static void entry_add(struct sched *s, struct seq *q, int32_t count, struct msg_
     q->last_step = step->id;
     f->by_slot[q->slot] = (int16_t)step->n_entries;
     f->e[step->n_entries++] = (struct flight_entry){
-        .slot = q->slot, .generation = e->slot_generation, .next_pos = q->n_fed, .samples = last};
+        .slot = q->slot, .generation = e->slot_generation, .pos = e->pos, .next_pos = q->n_fed,
+        .samples = last};
     f->n_rows += count;
 }
 

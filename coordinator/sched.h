@@ -4,14 +4,14 @@
  *     (free) ─────────> SEQ_WAITING ──────────> SEQ_RUNNING ────────────────> (free)
  *                            ^                       │
  *                            └───────────────────────┘
- *                      out of pages (youngest) or device lost
+ *                      out of pages (youngest) or all devices lost
  *
  * Owns: every request from submit to its end, the slots, the page account, the events not yet
  * delivered.  Called by: engine.c.  Pure: no socket, no clock, no global; time is an argument.
  * Fails how: codes of proto/base.h; a request that was accepted ends exactly once (a cancelled one
  * silently), whatever the device does.
  * Limits: LIMIT_QUEUE_*, LIMIT_STEP_*, LIMIT_SLOTS.
- * Tested by: tests/unit/test_sched.c (rules, and a simulation with a model of the workers)
+ * Files: sched.c, sched_queue.c, sched_restore.c.  Tested by: tests/unit/test_sched.c (rules, and a simulation with a model of the workers)
  */
 #ifndef OCTAVO_COORDINATOR_SCHED_H
 #define OCTAVO_COORDINATOR_SCHED_H
@@ -58,7 +58,7 @@ struct sched_counts {
     int running, waiting;
     int64_t waiting_tokens;       /* to be prefilled before the waiting ones are served */
     int64_t pages_used, pages_total;
-    uint64_t steps, preemptions, replays;
+    uint64_t steps, preemptions, replays, resumed; /* resumed: without being computed again */
     uint64_t prompt_tokens, output_tokens;
 };
 
@@ -95,6 +95,17 @@ int sched_commit(struct sched *s, const struct msg_tokens *t, uint64_t now_us,
 /* Caches, slots and steps in flight are gone: whoever ran waits again, in order, with prompt and
  * tokens so far, and will go on exactly where it was. */
 void sched_forget_device(struct sched *s);
+
+/* A rank was lost and others still have their caches: the steps in flight are void, as if they had
+ * never been planned. Whoever ran keeps slot and pages and will go on from what was committed. */
+void sched_take_back(struct sched *s);
+
+/* After a take_back, what all ranks of the new group must be told before the next step, one message
+ * at a time: COPY (pages that hold something; id, root and needs are left to the sender), then for
+ * each running sequence ADMIT under a new slot generation and RESTORE. False when all is said. Nothing
+ * else may happen to s between begin and that. */
+void sched_restore_begin(struct sched *s);
+bool sched_restore_next(struct sched *s, struct msg *m);
 
 /* Events in order, to be delivered and cleared before the next commit or sweep. submit, finish and
  * cancel may be called while the array is walked; the latter two set `dead` in what is to come. */

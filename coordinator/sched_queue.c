@@ -137,6 +137,9 @@ int sched_set_pages(struct sched *s, int64_t n_pages) {
         sched_forget_device(s);
         pages_deinit(&s->pages);
     }
+    free(s->restore.live);
+    s->restore.live = calloc((size_t)n_pages, 1);
+    if (!s->restore.live) return ERR_NOMEM;
     TRY(pages_init(&s->pages, n_pages));
     int64_t most = sched_total_max(s);
     for (int32_t i = s->wait_head, next; i != NONE; i = next) {

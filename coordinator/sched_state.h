@@ -1,6 +1,6 @@
 /* coordinator/sched_state.h: the inside of a scheduler, for the files sched*.c alone. See sched.h.
  *
- * Owns: nothing.  Called by: sched.c, sched_queue.c.
+ * Owns: nothing.  Called by: sched.c, sched_queue.c, sched_restore.c.
  */
 #ifndef OCTAVO_COORDINATOR_SCHED_STATE_H
 #define OCTAVO_COORDINATOR_SCHED_STATE_H
@@ -46,6 +46,7 @@ struct slot {
 struct flight_entry {
     int32_t slot;
     uint32_t generation;
+    int32_t pos;      /* the first position it feeds */
     int32_t next_pos; /* the position its sample takes */
     bool samples;
 };
@@ -55,6 +56,13 @@ struct flight { /* a step in flight */
     int n_rows, n;
     struct flight_entry e[LIMIT_STEP_ENTRIES];
     int16_t by_slot[LIMIT_SLOTS]; /* index into e, or NONE */
+};
+
+struct sched_restore { /* how far sched_restore_next has come */
+    uint8_t *live; /* [pages.n] 1: holds something that was committed */
+    int64_t page;
+    int running;   /* index into running[] */
+    int32_t pos;   /* of its positions, so many are said; NONE: not even the ADMIT */
 };
 
 struct sched {
@@ -71,6 +79,7 @@ struct sched {
     struct pages pages;                    /* n 0 until sched_set_pages */
     struct flight flight[SCHED_DEPTH_MAX]; /* a ring */
     int flight_head, n_flight;
+    struct sched_restore restore;
     uint64_t last_id, arrivals;
     struct sched_event *events;
     int n_events, cap_events;

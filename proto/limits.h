@@ -17,6 +17,7 @@
 #define LIMIT_STEP_ROWS     8192 /* tokens fed by one step */
 #define LIMIT_STEP_PAGES    8192 /* new pages announced by one step */
 #define LIMIT_STEP_SAMPLES  256  /* rows sampled by one step */
+#define LIMIT_COPY_RUNS     4096 /* runs of pages named by one copy */
 #define LIMIT_PAGE_TOKENS   64   /* tokens per cache page */
 #define LIMIT_CONTEXT_TOKENS (1 << 20)
 
@@ -79,7 +80,7 @@ static inline uint64_t limits_digest(void) {
     const uint64_t shared[] = {LIMIT_RANKS,        LIMIT_SLOTS,       LIMIT_STEP_ENTRIES,
                                LIMIT_STEP_ROWS,    LIMIT_STEP_PAGES,  LIMIT_STEP_SAMPLES,
                                LIMIT_PAGE_TOKENS,  LIMIT_TOP_LOGPROBS, LIMIT_BIAS,
-                               LIMIT_MESSAGE_BYTES};
+                               LIMIT_MESSAGE_BYTES, LIMIT_COPY_RUNS};
     uint64_t h = 1469598103934665603ull;
     for (unsigned i = 0; i < sizeof shared / sizeof shared[0]; i++)
         for (int b = 0; b < 64; b += 8) h = (h ^ ((shared[i] >> b) & 255)) * 1099511628211ull;

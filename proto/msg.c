@@ -25,6 +25,7 @@
 
 /* The largest message is a STEP: every entry with its nine fields, every token, every page. */
 #define OBJECTS_MAX (LIMIT_STEP_ENTRIES * 10 + LIMIT_STEP_ROWS + LIMIT_STEP_PAGES + 4096)
+static_assert(OBJECTS_MAX > 3 * LIMIT_COPY_RUNS, "a COPY must fit too");
 #define PAGES_OF_CONTEXT (LIMIT_CONTEXT_TOKENS / LIMIT_PAGE_TOKENS)
 
 struct io {
@@ -274,6 +275,20 @@ static void walk_step(struct io *io, struct msg_step *s) {
     if (*io->rc == OK && !step_fits(s)) fail(io, ERR_LIMIT);
 }
 
+static void walk_copy(struct io *io, struct msg_copy *c) {
+    io_u64(io, &c->id);
+    io_u32(io, &c->generation);
+    io_i32(io, &c->root, 0, LIMIT_RANKS - 1);
+    io_u32(io, &c->needs);
+    struct io runs = io_list(io, &c->n_runs, LIMIT_COPY_RUNS);
+    for (int32_t i = 0; i < c->n_runs && *io->rc == OK; i++) {
+        struct io run = io_record(&runs, 2);
+        io_i32(&run, &c->runs[i].first, 0, INT32_MAX - 1);
+        io_i32(&run, &c->runs[i].count, 1, INT32_MAX);
+        if (*io->rc == OK && c->runs[i].count > INT32_MAX - c->runs[i].first) fail(io, ERR_LIMIT);
+    }
+}
+
 static void walk_token(struct io *io, struct msg_token *t) {
     io_i32(io, &t->slot, 0, LIMIT_SLOTS - 1);
     io_u32(io, &t->slot_generation);
@@ -325,6 +340,7 @@ static const uint8_t n_fields[MSG_TYPES] = {
     [MSG_HELLO] = 8,  [MSG_PROGRESS] = 2, [MSG_LOADED] = 6, [MSG_JOIN] = 6,    [MSG_JOINED] = 1,
     [MSG_ADMIT] = 4,  [MSG_STEP] = 5,     [MSG_TOKENS] = 4, [MSG_DONE] = 4,    [MSG_BEAT] = 7,
     [MSG_ABORT] = 1,  [MSG_ABORTED] = 1,  [MSG_STOP] = 0,   [MSG_FAILED] = 2,
+    [MSG_COPY] = 5,   [MSG_RESTORE] = 5,
 };
 
 static void walk(struct io *io, struct msg *m) {
@@ -335,7 +351,9 @@ static void walk(struct io *io, struct msg *m) {
     case MSG_JOIN: walk_join(io, &m->join); return;
     case MSG_JOINED: io_u32(io, &m->joined.generation); return;
     case MSG_ADMIT: walk_admit(io, &m->admit); return;
-    case MSG_STEP: walk_step(io, &m->step); return;
+    case MSG_STEP:
+    case MSG_RESTORE: walk_step(io, &m->step); return;
+    case MSG_COPY: walk_copy(io, &m->copy); return;
     case MSG_TOKENS: walk_tokens(io, &m->tokens); return;
     case MSG_DONE: walk_done(io, &m->done); return;
     case MSG_BEAT: walk_beat(io, &m->beat); return;

@@ -15,6 +15,10 @@
  *     BEAT every BEAT_MS          ───>      (control socket)
  *                                 <───      ABORT generation          (control socket)
  *     ABORTED generation          ───>
+ *      … a rank is replaced, all JOIN a new generation, and then, on the step socket:
+ *                                 <───      COPY runs of pages, from one rank to the newborn
+ *     DONE                        ───>
+ *                                 <───      ADMIT, RESTORE what is in the cache, by slot
  *                                 <───      STOP                      (control socket)
  *     FAILED sentence             ───>      the worker is about to exit
  *
@@ -36,7 +40,8 @@
 
 enum msg_type {
     MSG_HELLO = 1, MSG_PROGRESS, MSG_LOADED, MSG_JOIN, MSG_JOINED, MSG_ADMIT, MSG_STEP,
-    MSG_TOKENS, MSG_DONE, MSG_BEAT, MSG_ABORT, MSG_ABORTED, MSG_STOP, MSG_FAILED,
+    MSG_TOKENS, MSG_DONE, MSG_BEAT, MSG_ABORT, MSG_ABORTED, MSG_STOP, MSG_FAILED, MSG_COPY,
+    MSG_RESTORE,
     MSG_TYPES
 };
 
@@ -127,6 +132,20 @@ struct msg_step {
     int32_t pages[LIMIT_STEP_PAGES];
 };
 
+/* Pages that some ranks lack. All ranks take part, as in a step, and answer DONE with this id. */
+struct msg_run {
+    int32_t first, count; /* count >= 1 pages from `first` on */
+};
+
+struct msg_copy {
+    uint64_t id; /* 1, 2, … within a generation */
+    uint32_t generation;
+    int32_t root;   /* the rank that has them */
+    uint32_t needs; /* bit r: rank r lacks them; the others keep what they have */
+    int32_t n_runs;
+    struct msg_run runs[LIMIT_COPY_RUNS];
+};
+
 struct msg_token {
     int32_t slot;
     uint32_t slot_generation;
@@ -179,7 +198,9 @@ struct msg {
         struct msg_join join;
         struct msg_generation joined, abort, aborted;
         struct msg_admit admit;
-        struct msg_step step;
+        struct msg_copy copy;
+        struct msg_step step, restore; /* RESTORE: as a STEP, but the positions are in the cache
+                                        * already: to be remembered and counted, not computed */
         struct msg_tokens tokens;
         struct msg_done done;
         struct msg_beat beat;

@@ -91,9 +91,21 @@ static void print_small(FILE *f, const struct msg *m) {
     }
 }
 
+static void print_copy(FILE *f, const struct msg_copy *c) {
+    fprintf(f, "copy id=%" PRIu64 " generation=%u root=%d needs=%x runs=", c->id, c->generation,
+            c->root, c->needs);
+    for (int i = 0; i < c->n_runs; i++)
+        fprintf(f, "%s%d+%d", i ? "," : "", c->runs[i].first, c->runs[i].count);
+}
+
 void msg_print(FILE *f, const struct msg *m) {
     switch (m->type) {
     case MSG_STEP: print_step(f, &m->step); break;
+    case MSG_RESTORE:
+        fprintf(f, "restore: ");
+        print_step(f, &m->restore);
+        break;
+    case MSG_COPY: print_copy(f, &m->copy); break;
     case MSG_TOKENS: print_tokens(f, &m->tokens); break;
     case MSG_ADMIT: print_admit(f, &m->admit); break;
     default: print_small(f, m); break;

@@ -3,6 +3,7 @@
  *   start ── HELLO ── load ── LOADED ──> wait <──────────────────────────────┐
  *                                          ├─ JOIN: caches, communicator ── JOINED
  *                                          ├─ ADMIT, STEP ── TOKENS or DONE ─┤
+ *                                          ├─ COPY ── DONE, RESTORE ──────────┤
  *                                          ├─ ABORT (out of the step) ── ABORTED
  *                                          └─ STOP: exit 0
  *
@@ -30,6 +31,7 @@
 #include "proto/wire.h"
 #include "worker/coll_open.h"
 #include "worker/control.h"
+#include "worker/copy.h"
 #include "worker/dump.h"
 #include "worker/process.h"
 #include "worker/step.h"
@@ -412,6 +414,13 @@ static int take_notes(struct worker *w, struct err_text *err) {
     return OK;
 }
 
+static int answer(struct worker *w, struct err_text *err) {
+    int rc = wire_send(w->steps, (struct wire_peer){0}, w->out);
+    return rc < 0 ? err_set(err, rc, "answer: expected the coordinator to take it, found %s",
+                            err_name(rc))
+                  : OK;
+}
+
 static int answer_step(struct worker *w, uint64_t wait_us, struct err_text *err) {
     if (w->model.rank != 0) {
         const struct msg_tokens *t = &w->out->tokens;
@@ -422,14 +431,31 @@ static int answer_step(struct worker *w, uint64_t wait_us, struct err_text *err)
         w->out->type = MSG_DONE;
         w->out->done = done;
     }
-    int rc = wire_send(w->steps, (struct wire_peer){0}, w->out);
-    return rc < 0 ? err_set(err, rc, "answer: expected the coordinator to take it, found %s",
-                            err_name(rc))
-                  : OK;
+    return answer(w, err);
+}
+
+/* Said under a generation that is over, or not yet joined. */
+static bool is_late(const struct worker *w, uint32_t generation) {
+    return !w->coll || w->aborted || generation != w->coll->generation;
+}
+
+static int run_copy(struct worker *w, const struct msg_copy *c, struct err_text *err) {
+    uint64_t start = now_us();
+    if (is_late(w, c->generation)) return OK;
+    int rc = copy_pages(&w->model, w->coll, c, err);
+    if (rc == ERR_ABORTED) {
+        w->aborted = true;
+        return OK;
+    }
+    TRY(rc);
+    w->out->type = MSG_DONE;
+    w->out->done = (struct msg_done){
+        .step_id = c->id, .generation = c->generation, .step_us = now_us() - start};
+    return answer(w, err);
 }
 
 static int run_step(struct worker *w, const struct msg_step *s, struct err_text *err) {
-    if (!w->coll || w->aborted || s->generation != w->coll->generation) {
+    if (is_late(w, s->generation)) {
         log_debug("step_dropped", "step=%llu generation=%u", (unsigned long long)s->id,
                   s->generation);
         return OK;
@@ -461,11 +487,17 @@ static int hear_step_socket(struct worker *w, struct err_text *err) {
     switch (w->in->type) {
     case MSG_ADMIT:
         return w->model.n_pages ? stepper_admit(w->stepper, &w->in->admit, err) : OK;
+    case MSG_COPY:
+        return run_copy(w, &w->in->copy, err);
+    case MSG_RESTORE:
+        return is_late(w, w->in->restore.generation)
+                   ? OK
+                   : stepper_restore(w->stepper, &w->in->restore, err);
     case MSG_STEP:
         /* token path 7/9: the step thread of every rank takes the same rows from its own socket. */
         return run_step(w, &w->in->step, err);
     default:
-        return err_set(err, ERR_FORMAT, "step socket: expected ADMIT or STEP, found type %d",
+        return err_set(err, ERR_FORMAT, "step socket: expected ADMIT, COPY, RESTORE or STEP, found %d",
                        (int)w->in->type);
     }
 }

@@ -29,6 +29,8 @@ struct slot {
     uint32_t generation;
     int32_t fed;      /* positions fed so far; the next entry starts here or below */
     int32_t n_pages;  /* known to the device's table */
+    int32_t n_prompt;
+    bool penalties;   /* somebody looks at the counts */
     uint64_t in_step; /* serial of the last step that names it */
 };
 
@@ -42,6 +44,7 @@ struct stepper {
     int32_t *got_token, *got_top;    /* [max_outs], [max_outs, K_TOP_MAX] */
     float *got_logprob, *got_top_logprob;
     struct ksampling sampling;
+    uint16_t *counts; /* [vocab] of one slot, on their way to and from the device */
     int32_t top_logprobs[LIMIT_SLOTS];
 };
 
@@ -54,7 +57,8 @@ int stepper_new(struct stepper **out, struct model *m) {
     st->token = calloc(3 * T, sizeof *st->token);
     st->out_row = calloc((4 + K_TOP_MAX) * S, sizeof *st->out_row);
     st->got_logprob = calloc((1 + K_TOP_MAX) * S, sizeof *st->got_logprob);
-    if (!st->slots || !st->token || !st->out_row || !st->got_logprob) {
+    st->counts = calloc((size_t)m->seqs.vocab, sizeof *st->counts);
+    if (!st->slots || !st->token || !st->out_row || !st->got_logprob || !st->counts) {
         stepper_free(st);
         return ERR_NOMEM;
     }
@@ -75,6 +79,7 @@ void stepper_free(struct stepper *st) {
     free(st->token);
     free(st->out_row);
     free(st->got_logprob);
+    free(st->counts);
     free(st);
 }
 
@@ -128,7 +133,12 @@ static void sampling_to_device(struct stepper *st, const struct msg_admit *a) {
 int stepper_admit(struct stepper *st, const struct msg_admit *a, struct err_text *err) {
     struct model *m = st->m;
     TRY(check_admit(m, a, err));
-    st->slots[a->slot] = (struct slot){.admitted = true, .generation = a->slot_generation};
+    const struct msg_sampling *s = &a->sampling;
+    st->slots[a->slot] = (struct slot){
+        .admitted = true,
+        .generation = a->slot_generation,
+        .n_prompt = a->n_prompt,
+        .penalties = s->repetition != 1 || s->presence != 0 || s->frequency != 0};
     st->top_logprobs[a->slot] = a->sampling.top_logprobs;
     size_t vocab = (size_t)m->seqs.vocab, at = (size_t)a->slot * vocab;
     m->k->zero(m->ctx, m->seqs.seen_prompt + at, vocab * sizeof *m->seqs.seen_prompt);
@@ -187,8 +197,9 @@ static int check_tokens(const struct model *m, const struct msg_step *s, const s
     return OK;
 }
 
+/* most: tokens of one entry. */
 static int check_entry(struct stepper *st, const struct msg_step *s, const struct msg_entry *e,
-                       struct err_text *err) {
+                       int most, struct err_text *err) {
     const struct model *m = st->m;
     const unsigned long long id = s->id;
     if (e->slot < 0 || e->slot >= m->seqs.max_slots)
@@ -203,11 +214,11 @@ static int check_entry(struct stepper *st, const struct msg_step *s, const struc
         return err_set(err, ERR_FORMAT, "step %llu slot %d: expected one entry, found another", id,
                        e->slot);
     slot->in_step = st->serial;
-    if (e->count < 1 || e->count > m->max_rows || e->samples < 0 || e->samples > e->count)
+    if (e->count < 1 || e->count > most || e->samples < 0 || e->samples > e->count)
         return err_set(
             err, ERR_FORMAT,
             "step %llu slot %d: expected 1 to %d tokens and up to as many samples, found %d and %d",
-            id, e->slot, m->max_rows, e->count, e->samples);
+            id, e->slot, most, e->count, e->samples);
     if (e->pos < 0 || (slot->fed_any && e->pos > slot->fed) || e->pos > m->max_context - e->count)
         return err_set(
             err, ERR_FORMAT,
@@ -217,18 +228,23 @@ static int check_entry(struct stepper *st, const struct msg_step *s, const struc
     return check_tokens(m, s, e, slot, err);
 }
 
-static int check_step(struct stepper *st, const struct msg_step *s, struct err_text *err) {
-    const struct model *m = st->m;
-    int64_t rows = 0, outs = 0;
+static int check_counts(const struct msg_step *s, struct err_text *err) {
     if (s->n_entries < 1 || s->n_entries > LIMIT_STEP_ENTRIES || s->n_tokens < 0 ||
         s->n_tokens > LIMIT_STEP_ROWS || s->n_pages < 0 || s->n_pages > LIMIT_STEP_PAGES)
         return err_set(
             err, ERR_FORMAT,
             "step %llu: expected counts within the limits, found %d entries, %d tokens, %d pages",
             (unsigned long long)s->id, s->n_entries, s->n_tokens, s->n_pages);
+    return OK;
+}
+
+static int check_step(struct stepper *st, const struct msg_step *s, struct err_text *err) {
+    const struct model *m = st->m;
+    int64_t rows = 0, outs = 0;
+    TRY(check_counts(s, err));
     st->serial++;
     for (int i = 0; i < s->n_entries; i++) {
-        TRY(check_entry(st, s, &s->entries[i], err));
+        TRY(check_entry(st, s, &s->entries[i], m->max_rows, err));
         rows += s->entries[i].count;
         outs += s->entries[i].samples;
     }
@@ -237,6 +253,23 @@ static int check_step(struct stepper *st, const struct msg_step *s, struct err_t
                        "step %llu: expected up to %d rows and %d samples, found %lld and %lld",
                        (unsigned long long)s->id, m->max_rows, m->max_outs, (long long)rows,
                        (long long)outs);
+    return OK;
+}
+
+/* Only known tokens, each right behind what is there: what is fed twice would be counted twice. */
+static int check_restore(struct stepper *st, const struct msg_step *s, struct err_text *err) {
+    TRY(check_counts(s, err));
+    st->serial++;
+    for (int i = 0; i < s->n_entries; i++) {
+        const struct msg_entry *e = &s->entries[i];
+        TRY(check_entry(st, s, e, LIMIT_STEP_ROWS, err));
+        if (e->token_at < 0 || e->samples || e->pos != st->slots[e->slot].fed)
+            return err_set(err, ERR_FORMAT,
+                           "restore %llu slot %d: expected known tokens from position %d on, found "
+                           "%s at %d",
+                           (unsigned long long)s->id, e->slot, st->slots[e->slot].fed,
+                           e->token_at < 0 ? "unknown ones" : "tokens", e->pos);
+    }
     return OK;
 }
 
@@ -250,6 +283,40 @@ static void pages_to_device(struct stepper *st, const struct msg_step *s,
     int32_t *row = m->seqs.page_table + (size_t)e->slot * (size_t)m->seqs.max_pages;
     m->k->put(m->ctx, row + e->page_first, s->pages + e->page_at, (size_t)e->n_pages * sizeof *row);
     slot->n_pages = MAX(slot->n_pages, e->page_first + e->n_pages);
+}
+
+/* As feed() counts on the device, over tokens that are not fed. */
+static void count(struct stepper *st, const struct msg_entry *e, const int32_t *token) {
+    struct model *m = st->m;
+    size_t bytes = (size_t)m->seqs.vocab * sizeof *st->counts;
+    size_t at = (size_t)e->slot * (size_t)m->seqs.vocab;
+    int32_t n_prompt = MIN(MAX(st->slots[e->slot].n_prompt - e->pos, 0), e->count);
+    if (n_prompt > 0) {
+        m->k->get(m->ctx, st->counts, m->seqs.seen_prompt + at, bytes);
+        for (int32_t i = 0; i < n_prompt; i++) st->counts[token[i]] = 1;
+        m->k->put(m->ctx, m->seqs.seen_prompt + at, st->counts, bytes);
+        m->k->sync(m->ctx); /* before the buffer is used again */
+    }
+    if (n_prompt < e->count) {
+        m->k->get(m->ctx, st->counts, m->seqs.seen_output + at, bytes);
+        for (int32_t i = n_prompt; i < e->count; i++)
+            if (st->counts[token[i]] < UINT16_MAX) st->counts[token[i]]++;
+        m->k->put(m->ctx, m->seqs.seen_output + at, st->counts, bytes);
+        m->k->sync(m->ctx);
+    }
+}
+
+int stepper_restore(struct stepper *st, const struct msg_step *s, struct err_text *err) {
+    TRY(check_restore(st, s, err));
+    for (int i = 0; i < s->n_entries; i++) {
+        const struct msg_entry *e = &s->entries[i];
+        struct slot *slot = &st->slots[e->slot];
+        pages_to_device(st, s, e);
+        if (slot->penalties) count(st, e, s->tokens + e->token_at);
+        slot->fed = e->pos + e->count;
+        slot->fed_any = true;
+    }
+    return OK;
 }
 
 /* A step sent before the coordinator saw a token of -1 feeds token 0: that sequence is dropped

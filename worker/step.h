@@ -22,6 +22,11 @@ void stepper_forget(struct stepper *st); /* caches are no longer valid: all slot
 /* ADMIT: the slot starts anew with these parameters and generation. */
 int stepper_admit(struct stepper *st, const struct msg_admit *a, struct err_text *err);
 
+/* RESTORE: the positions of its entries are in the cache already. Their pages and tokens are
+ * remembered and counted for penalties, as if they had been fed; each entry goes on where the slot
+ * is. ERR_FORMAT with a sentence. */
+int stepper_restore(struct stepper *st, const struct msg_step *s, struct err_text *err);
+
 /* STEP: runs it; *out is filled on every rank (rank 0 sends it, the others send DONE).
  * OK, ERR_ABORTED, or ERR_FORMAT with a sentence. */
 int stepper_run(struct stepper *st, struct coll *coll, const struct msg_step *s,

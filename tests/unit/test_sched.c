@@ -66,7 +66,7 @@ struct sim {
     struct req *reqs; /* [REQS_MAX] */
     int n_reqs;
     bool meddle; /* callbacks finish, cancel and submit */
-    int rows_fed, events;
+    int rows_fed, events, rank_losses;
 };
 
 static const int32_t eog[] = {0};
@@ -147,6 +147,22 @@ static void device_run(struct sim *m, const struct msg_step *step, struct msg_to
                                                    .slot_generation = e->slot_generation,
                                                    .pos = e->pos + e->count,
                                                    .token = d->last};
+    }
+}
+
+/* The history that is told is what lies in the cache. */
+static void device_restore(struct sim *m, const struct msg_step *r) {
+    for (int i = 0; i < r->n_entries; i++) {
+        const struct msg_entry *e = &r->entries[i];
+        struct dslot *d = &m->slots[e->slot];
+        CHECK_EQ(m, "restored slot generation", d->generation, e->slot_generation);
+        CHECK_EQ(m, "restored position", d->n_fed, e->pos);
+        CHECK_EQ(m, "restored page index", d->n_pages, e->page_first);
+        for (int k = 0; k < e->n_pages; k++) d->table[d->n_pages++] = r->pages[e->page_at + k];
+        for (int k = 0; k < e->count; k++, d->n_fed++)
+            CHECK_EQ(m, "restored token", m->cache[d->table[d->n_fed / ROWS_MAX]][d->n_fed % ROWS_MAX],
+                     r->tokens[e->token_at + k]);
+        d->last = -7; /* not to be fed: the coordinator knows better */
     }
 }
 
@@ -295,6 +311,50 @@ static void sim_lose_device(struct sim *m) {
     if (any) CHECK_EQ(m, "late answer", ERR_STATE, sched_commit(m->s, &late, m->now_us, NULL));
 }
 
+/* One rank dies. What was in flight runs on a survivor never, in part or in full, and nobody will
+ * hear of it. Afterwards the device is that survivor, or the newborn that got only what COPY named
+ * and RESTORE told. */
+static void sim_lose_rank(struct sim *m) {
+    static struct msg_tokens late;
+    static int32_t before[PAGES_MAX][ROWS_MAX];
+    static struct msg msg;
+    bool any = m->n_queue > 0, survivor = below(m, 2);
+    if (any) late = (struct msg_tokens){.step_id = m->queue[0].plan.msg.step.id};
+    int ran = below(m, m->n_queue + 1);
+    for (int i = 0; i < ran; i++) {
+        struct pending *p = &m->queue[i];
+        struct msg_step *step = &p->plan.msg.step;
+        static struct msg_tokens unheard;
+        int rows = m->rows_fed;
+        for (int k = 0; k < p->plan.n_admits; k++) device_admit(m, &p->admits[k]);
+        if (i + 1 == ran && below(m, 2)) step->n_entries = below(m, step->n_entries + 1);
+        device_run(m, step, &unheard);
+        m->rows_fed = rows;
+    }
+    m->n_queue = 0;
+    sched_take_back(m->s);
+    if (any) CHECK_EQ(m, "late answer", ERR_STATE, sched_commit(m->s, &late, m->now_us, NULL));
+    if (below(m, 2)) sched_sweep(m->s), sim_deliver(m); /* clients leave while it is restored */
+    if (below(m, 4) == 0) sched_take_back(m->s);        /* another rank dies meanwhile */
+    memcpy(before, m->cache, sizeof before);
+    if (!survivor) memset(m->cache, 0xFF, sizeof m->cache);
+    memset(m->named, 0, sizeof m->named);
+    for (int i = 0; i < LIMIT_SLOTS; i++)
+        if (!survivor) m->slots[i] = (struct dslot){0};
+    sched_restore_begin(m->s);
+    while (sched_restore_next(m->s, &msg)) {
+        if (msg.type == MSG_ADMIT) device_admit(m, &msg.admit);
+        if (msg.type == MSG_RESTORE) device_restore(m, &msg.restore);
+        if (msg.type != MSG_COPY) continue;
+        for (int i = 0; i < msg.copy.n_runs; i++) {
+            struct msg_run run = msg.copy.runs[i];
+            CHECK(m, run.first >= 0 && run.first + run.count <= m->n_pages);
+            memcpy(m->cache[run.first], before[run.first], (size_t)run.count * sizeof before[0]);
+        }
+    }
+    m->rank_losses++;
+}
+
 static struct sim *sim_new(uint64_t seed, int max_seqs, int rows, int depth, int64_t n_pages,
                            int64_t context) {
     struct sim *m = calloc(1, sizeof *m);
@@ -359,6 +419,7 @@ static void simulate(uint64_t seed) {
             sched_cancel(m->s, r->id);
         }
         if (below(m, 300) == 0) sim_lose_device(m);
+        if (below(m, 60) == 0) sim_lose_rank(m);
         if (below(m, 4) == 0) sched_sweep(m->s), sim_deliver(m);
         if (below(m, 3)) sim_plan(m);
         if (m->n_queue && below(m, 3)) sim_answer(m);
@@ -516,6 +577,42 @@ static void after_a_lost_device_the_prompt_and_the_tokens_so_far_are_fed_again(v
     sim_free(m);
 }
 
+/* Every row is fed once, and once more if its step was not answered. */
+static void after_a_lost_rank_only_what_was_not_answered_is_fed_again(void **state) {
+    UNUSED(state);
+    for (int depth = 1; depth <= 2; depth++) {
+        struct sim *m = sim_new(12, 4, 64, depth, 16, 300);
+        struct req *a = sim_submit(m, 70, 50, 0, -1, true, NULL);
+        struct req *b = sim_submit(m, 150, 20, 0, -1, true, NULL);
+        int lost_rows = 0;
+        for (int i = 0; !sched_idle(m->s); i++) {
+            while (sim_plan(m)) continue;
+            if (i % 3 == 1) {
+                for (int q = 0; q < m->n_queue; q++) {
+                    const struct msg_step *step = &m->queue[q].plan.msg.step;
+                    for (int k = 0; k < step->n_entries; k++) lost_rows += step->entries[k].count;
+                }
+                sim_lose_rank(m);
+                while (sim_plan(m)) continue;
+                const struct msg_entry *e = &m->queue[0].plan.msg.step.entries[0];
+                assert_int_equal(m->queue[0].plan.n_admits, 0);
+                assert_true(e->token_at >= 0);
+            }
+            sim_answer(m);
+        }
+        assert_int_equal(a->n_got, 50);
+        assert_int_equal(b->n_got, 20);
+        assert_true(lost_rows > 0);
+        struct sched_counts c;
+        sched_counts(m->s, &c);
+        assert_int_equal(c.replays, 0);
+        assert_true(c.resumed > 0);
+        assert_int_equal(m->rows_fed, 70 + 49 + 150 + 19 + (depth == 1 ? 0 : m->rows_fed - 288));
+        sim_drain(m);
+        sim_free(m);
+    }
+}
+
 static void a_stop_string_met_on_the_last_token_still_reads_stop(void **state) {
     UNUSED(state);
     struct sim *m = sim_new(9, 4, 300, 1, 16, 300);
@@ -599,6 +696,7 @@ int main(void) {
         cmocka_unit_test(a_late_stop_costs_one_row_that_no_client_sees),
         cmocka_unit_test(a_cancelled_request_gives_its_slot_and_pages_to_the_next_step),
         cmocka_unit_test(after_a_lost_device_the_prompt_and_the_tokens_so_far_are_fed_again),
+        cmocka_unit_test(after_a_lost_rank_only_what_was_not_answered_is_fed_again),
         cmocka_unit_test(a_stop_string_met_on_the_last_token_still_reads_stop),
         cmocka_unit_test(answers_that_do_not_fit_the_step_are_refused_with_a_sentence),
         cmocka_unit_test(stopping_ends_everybody_once),

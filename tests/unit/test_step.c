@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "worker/copy.h"
 #include "worker/step.h"
 
 #define SLOTS 3
@@ -207,6 +208,100 @@ static void a_slot_named_twice_and_too_many_rows_are_refused(void **state) {
     expect_step(OK, "");
 }
 
+/* Feeds 70 tokens and goes on for `n` samples under penalties; with `at` >= 0 the slot is forgotten
+ * after so many of them and told its history, in two pieces. Returns a hash of what was sampled. */
+static uint64_t text_with_history(int n, int at) {
+    int32_t history[192];
+    struct err_text err = {0};
+    uint64_t h = 1;
+    int known = 70, fed = 0;
+    for (int i = 0; i < known; i++) history[i] = 100 + i * 7 % 50;
+    for (int i = 0; i < n; i++) {
+        if (i == 0 || i == at) {
+            stepper_forget(stepper);
+            admission = (struct msg_admit){
+                .slot = 1,
+                .slot_generation = 6 + (uint32_t)i,
+                .n_prompt = 70,
+                .sampling = {.top_p = 1, .repetition = 1.3f, .presence = 0.7f, .frequency = 0.4f}};
+            if (stepper_admit(stepper, &admission, &err) < 0) fail_msg("%s", err.text);
+        }
+        for (int from = 0, to; i > 0 && i == at && from < fed; from = to) {
+            to = from == 0 ? 64 : fed;
+            step = (struct msg_step){.n_entries = 1, .n_tokens = to - from};
+            step.n_pages = from == 0 ? 1 : (to + 63) / 64 - 1;
+            for (int k = 0; k < step.n_pages; k++) step.pages[k] = (from + 63) / 64 + k;
+            step.entries[0] = (struct msg_entry){.slot = 1,
+                                                 .slot_generation = admission.slot_generation,
+                                                 .pos = from,
+                                                 .count = to - from,
+                                                 .page_first = from / 64,
+                                                 .n_pages = step.n_pages};
+            memcpy(step.tokens, history + from, (size_t)(to - from) * sizeof *history);
+            if (stepper_restore(stepper, &step, &err) < 0) fail_msg("%s", err.text);
+        }
+        step = (struct msg_step){.n_entries = 1, .n_tokens = known - fed};
+        int pages = (fed + 63) / 64;
+        step.n_pages = (known + 63) / 64 - pages;
+        for (int k = 0; k < step.n_pages; k++) step.pages[k] = pages + k;
+        step.entries[0] = (struct msg_entry){.slot = 1,
+                                             .slot_generation = admission.slot_generation,
+                                             .pos = fed,
+                                             .count = known - fed,
+                                             .samples = 1,
+                                             .page_first = pages,
+                                             .n_pages = step.n_pages};
+        memcpy(step.tokens, history + fed, (size_t)(known - fed) * sizeof *history);
+        expect_step(OK, "");
+        fed = known;
+        history[known++] = tokens.tokens[0].token;
+        h = h * 31 + (uint64_t)tokens.tokens[0].token;
+    }
+    return h;
+}
+
+static void a_slot_told_its_history_goes_on_as_if_it_had_been_fed(void **state) {
+    UNUSED(state);
+    uint64_t want = text_with_history(40, -1);
+    assert_int_equal(text_with_history(40, 1), want);
+    assert_int_equal(text_with_history(40, 23), want);
+    admission.sampling.repetition = 1;
+}
+
+static void a_history_out_of_place_is_refused(void **state) {
+    UNUSED(state);
+    struct err_text err = {0};
+    good_step();
+    assert_int_equal(stepper_restore(stepper, &step, &err), ERR_FORMAT); /* it samples */
+    step.entries[0].samples = 0;
+    step.entries[0].pos = 1;
+    assert_int_equal(stepper_restore(stepper, &step, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.text, "from position 0 on, found tokens at 1"));
+    step.entries[0].pos = 0;
+    assert_int_equal(stepper_restore(stepper, &step, &err), OK);
+    assert_int_equal(stepper_restore(stepper, &step, &err), ERR_FORMAT); /* again */
+    step.entries[0].pos = 4;
+    step.tokens[1] = 4096;
+    assert_int_equal(stepper_restore(stepper, &step, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.text, "expected a token below 4096"));
+}
+
+static void a_copy_of_pages_or_ranks_that_there_are_not_is_refused(void **state) {
+    UNUSED(state);
+    static struct msg_copy c;
+    struct err_text err = {0};
+    c = (struct msg_copy){.n_runs = 1, .runs = {{0, PAGES}}};
+    assert_int_equal(copy_pages(&model, coll, &c, &err), OK);
+    c.runs[0].first = 1;
+    assert_int_equal(copy_pages(&model, coll, &c, &err), ERR_FORMAT);
+    assert_string_equal(err.text, "copy: expected pages below 4, found 4 from 1 on");
+    c.runs[0] = (struct msg_run){0, 1};
+    c.needs = 1; /* the root itself */
+    assert_int_equal(copy_pages(&model, coll, &c, &err), ERR_FORMAT);
+    c.needs = 2; /* a rank that there is not */
+    assert_int_equal(copy_pages(&model, coll, &c, &err), ERR_FORMAT);
+}
+
 static void an_admission_out_of_place_is_refused(void **state) {
     UNUSED(state);
     const struct {
@@ -257,6 +352,9 @@ int main(void) {
         cmocka_unit_test(a_position_may_be_fed_again_but_not_skipped),
         cmocka_unit_test(every_index_out_of_place_is_refused),
         cmocka_unit_test(a_slot_named_twice_and_too_many_rows_are_refused),
+        cmocka_unit_test(a_slot_told_its_history_goes_on_as_if_it_had_been_fed),
+        cmocka_unit_test(a_history_out_of_place_is_refused),
+        cmocka_unit_test(a_copy_of_pages_or_ranks_that_there_are_not_is_refused),
         cmocka_unit_test(an_admission_out_of_place_is_refused),
         cmocka_unit_test(an_aborted_step_can_be_fed_again_after_all),
     };
