@@ -12,9 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "worker/weights.h"
-
-#define ARENA_ALIGN 256
+#include "proto/log.h"
+#include "worker/shard.h"
 
 struct loader {
     struct model *m;
@@ -247,6 +246,29 @@ static int allocate_planned(struct loader *l, struct err_text *err) {
     return OK;
 }
 
+/* From the shard cache if there is one and it fits, else from the file. */
+static int fill_weights(struct loader *l, const struct gguf *g, const struct model_options *o,
+                        struct load_progress progress, struct err_text *err) {
+    struct model *m = l->m;
+    struct shard shard;
+    struct err_text why = {0};
+    weights_sort(&l->plan);
+    if (o->shard_dir) {
+        shard_init(&shard, m, g, &l->plan, o->shard_dir);
+        int rc = shard_read(&shard, progress, &m->asked_bytes, &why);
+        m->from_shard = rc == OK;
+        if (m->from_shard) return OK;
+        if (rc != ERR_NOT_FOUND) log_warn("shard_refused", "error=\"%s\"", why.text);
+    }
+    TRY(weights_read(m, g, &l->plan, o, progress, &m->asked_bytes, err));
+    if (!o->shard_dir) return OK;
+    if (shard_write(&shard, &why) < 0)
+        log_warn("shard_not_written", "error=\"%s\"", why.text);
+    else
+        log_info("shard_written", "path=%s", shard.path);
+    return OK;
+}
+
 int model_load(struct model *m, const struct gguf *g, const struct model_options *o,
                struct load_progress progress, struct err_text *err) {
     assert(o->world >= 1 && o->world <= LIMIT_RANKS && o->rank >= 0 && o->rank < o->world);
@@ -263,7 +285,7 @@ int model_load(struct model *m, const struct gguf *g, const struct model_options
     if (rc == OK) rc = plan_sizes(m, o, err);
     if (rc == OK && o->print_plan) model_print_plan(stderr, m);
     if (rc == OK) rc = allocate_planned(&l, err);
-    if (rc == OK) rc = weights_read(m, g, &l.plan, o, progress, &m->asked_bytes, err);
+    if (rc == OK) rc = fill_weights(&l, g, o, progress, err);
     free(l.plan.items);
     return rc;
 }

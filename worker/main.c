@@ -43,7 +43,7 @@ struct options {
         parent_start, probe_port, step_limit;
     const char *probe_socket;
     const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level,
-        *load_share;
+        *load_share, *shard_cache;
 };
 
 struct worker {
@@ -175,6 +175,11 @@ static int parse_options(struct options *o, int argc, char **argv, struct err_te
          .kind = OPT_STRING,
          .out = &o->log_level,
          .help = "debug, info, warn or error."},
+        {.name = "shard-cache",
+         .value = "DIR",
+         .kind = OPT_STRING,
+         .out = &o->shard_cache,
+         .help = "Keep this rank's repacked weights here for the next start."},
         {.name = "load-share",
          .value = "PATH",
          .kind = OPT_STRING,
@@ -298,6 +303,7 @@ static int load(struct worker *w, struct err_text *err) {
         .context = o->context,
         .print_plan = o->rank == 0,
         .load_share = o->load_share,
+        .shard_dir = o->shard_cache,
     };
     struct model *m = &w->model;
     struct gguf *g;
@@ -326,10 +332,11 @@ static int load(struct worker *w, struct err_text *err) {
     control_set_state(w->control, WORKER_LOADED);
     control_post(w->control, &n);
     log_info("loaded",
-             "weight_bytes=%llu scratch_bytes=%llu page_bytes=%llu asked_bytes=%llu seconds=%.2f",
+             "weight_bytes=%llu scratch_bytes=%llu page_bytes=%llu source=%s asked_bytes=%llu "
+             "seconds=%.2f",
              (unsigned long long)m->weight_bytes, (unsigned long long)m->scratch_bytes,
-             (unsigned long long)m->page_bytes, (unsigned long long)m->asked_bytes,
-             n.loaded.seconds);
+             (unsigned long long)m->page_bytes, m->from_shard ? "shard" : "file",
+             (unsigned long long)m->asked_bytes, n.loaded.seconds);
     return OK;
 }
 

@@ -93,7 +93,8 @@ struct model {
     uint64_t group_bytes[PLAN_GROUPS]; /* weight_bytes by kind */
     int group_tensors[PLAN_GROUPS];
     void *arena[MODEL_ARENAS]; /* allocated once each */
-    uint64_t asked_bytes;    /* requested of the file while loading */
+    uint64_t asked_bytes;    /* requested of the file, or of the shard, while loading */
+    bool from_shard;
 };
 
 struct model_options {
@@ -103,6 +104,7 @@ struct model_options {
     int64_t context;         /* 0: the file's */
     bool print_plan;
     const char *load_share;  /* page that the ranks of this host share while loading, or NULL */
+    const char *shard_dir;   /* where repacked weights are kept for the next start, or NULL */
     uint64_t load_window_bytes; /* how far they may be apart; 0: convoy.h's */
     size_t load_piece_bytes; /* of one read; 0: weights.c's */
 };

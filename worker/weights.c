@@ -289,7 +289,11 @@ static int run(struct reading *r, struct err_text *err) {
     return rc;
 }
 
-int weights_read(const struct model *m, const struct gguf *g, struct plan *plan,
+void weights_sort(struct plan *plan) {
+    qsort(plan->items, (size_t)plan->n_items, sizeof *plan->items, in_file_order);
+}
+
+int weights_read(const struct model *m, const struct gguf *g, const struct plan *plan,
                  const struct model_options *o, struct load_progress progress, uint64_t *asked,
                  struct err_text *err) {
     struct reading r = {.m = m,
@@ -301,7 +305,6 @@ int weights_read(const struct model *m, const struct gguf *g, struct plan *plan,
                                       .rank = m->rank,
                                       .world = m->world,
                                       .window_bytes = o->load_window_bytes};
-    qsort(plan->items, (size_t)plan->n_items, sizeof *plan->items, in_file_order);
     TRY(convoy_open(&r.convoy, &co, err));
     int rc = cut_plan(&r, err);
     if (rc == OK && r.vector_bytes && !(r.vector = malloc(r.vector_bytes)))

@@ -9,6 +9,8 @@
 
 #include "worker/tensors.h"
 
+#define ARENA_ALIGN 256 /* of every tensor in the weights' arena */
+
 /* One tensor, this rank's share. */
 struct plan_item {
     struct tensor_need need;
@@ -30,9 +32,10 @@ struct load_meter {
 };
 void load_meter_add(struct load_meter *m, uint64_t bytes);
 
-/* Reads every item's share and packs it. Items are sorted into file order. *asked: bytes requested
- * of the file by this rank. */
-int weights_read(const struct model *m, const struct gguf *g, struct plan *plan,
+void weights_sort(struct plan *plan); /* into file order */
+
+/* Reads every item's share and packs it. *asked: bytes requested of the file by this rank. */
+int weights_read(const struct model *m, const struct gguf *g, const struct plan *plan,
                  const struct model_options *o, struct load_progress progress, uint64_t *asked,
                  struct err_text *err);
 
