@@ -17,6 +17,7 @@
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/topk.cuh"
 
 #define EXPERTS_MAX   1024
 #define FEW_ROWS      64 /* rows of a step that go through gemv.cuh */
@@ -123,13 +124,67 @@ static __device__ void keep_groups(const struct route_args &a, float *score, flo
     __syncwarp();
 }
 
-/* One warp, one row. score: 2 * n_experts floats of shared memory. */
+/* One warp, one row, at most 256 experts in one group: scores stay in registers. */
+static __device__ void route_row_fast(const struct route_args &a, int t) {
+    int lane = threadIdx.x & 31, E = a.n_experts, id = -1;
+    const float *logits = a.logits + (int64_t)t * E;
+    float gate[8], mine = 0, total = 0, top = -INFINITY, sum = 0;
+    uint32_t key[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int e = lane + 32 * i;
+        gate[i] = e < E ? logits[e] : -INFINITY;
+        top = fmaxf(top, gate[i]);
+    }
+    if (a.gating == 1) {
+        top = warp_max(top);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += gate[i] = expf(gate[i] - top);
+        sum = warp_sum(sum);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int e = lane + 32 * i;
+        gate[i] = a.gating == 1 ? gate[i] / sum : 1.f / (1.f + expf(-gate[i]));
+        /* 0 is below the key of every score, -inf and NaN included */
+        key[i] = e < E ? order_key(a.bias ? gate[i] + a.bias[e] : gate[i]) : 0;
+    }
+    for (int j = 0; j < a.n_used; j++) {
+        uint32_t best = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) best = max(best, key[i]);
+        best = __reduce_max_sync(~0u, best);
+        int at = INT32_MAX;
+#pragma unroll
+        for (int i = 7; i >= 0; i--)
+            if (key[i] == best) at = lane + 32 * i;
+        at = __reduce_min_sync(~0u, at);
+        float g = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (at == lane + 32 * i) g = gate[i], key[i] = 0;
+        g = __shfl_sync(~0u, g, at & 31);
+        total += g;
+        if (lane == j) mine = g, id = at;
+    }
+    if (lane < a.n_used) {
+        if (a.norm) mine = mine / (total + 1e-20f);
+        a.ids[t * a.n_used + lane] = id;
+        a.weights[t * a.n_used + lane] = mine * a.scale;
+    }
+}
+
+/* One warp, one row. score: 3 * n_experts floats of shared memory. */
 static __device__ void route_row(const struct route_args &a, int t, float *score) {
     int lane = threadIdx.x & 31, E = a.n_experts;
     int32_t *ids = a.ids + t * a.n_used;
     float *weights = a.weights + t * a.n_used, *gate = score + E;
     if (a.slot[t] < 0) {
         for (int j = lane; j < a.n_used; j += 32) ids[j] = -1, weights[j] = 0;
+        return;
+    }
+    if (E <= 256 && a.n_groups <= 1) {
+        route_row_fast(a, t);
         return;
     }
     const float *logits = a.logits + (int64_t)t * E;
@@ -226,6 +281,16 @@ static __global__ void __launch_bounds__(1024)
     for (int t = warp; t < a.n_rows; t += warps) route_row(a, t, few + warp * stride);
     __syncthreads();
     int n = a.n_rows * a.n_used;
+    if (a.n_rows == 1) { /* its choices differ: each is a segment */
+        int j = threadIdx.x;
+        bool routed = a.slot[0] >= 0;
+        if (j == 0) seg[0] = routed ? n : 0;
+        if (j < n && routed) {
+            seg[1 + 3 * j] = a.ids[j], seg[2 + 3 * j] = j, seg[3 + 3 * j] = 1;
+            list[j] = j;
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < n; i += blockDim.x) ids[i] = a.ids[i];
     __syncthreads();
     sort_pairs(ids, n, a.n_experts, GV_ROWS, true, seg, list, (int32_t *)few);
@@ -274,7 +339,7 @@ static void route(struct kctx *c, const struct kop_experts_up *o, const struct p
 struct few_mat {
     const uint8_t *w;
     int64_t w_mat;
-    int type, run_stride, cell_cols, cell_bytes;
+    struct gv_mat mat;
 };
 
 struct few_args {
@@ -290,16 +355,6 @@ struct few_args {
     int64_t y_row;
 };
 
-static __device__ __forceinline__ void few_run(int type, float (&acc)[4], const uint8_t *slot,
-                                               const uint8_t *x, int rows, int groups) {
-    switch (type) {
-#define X(t)                                                                                       \
-    case t: gv_run<t>(acc, slot, x, rows, groups); break;
-        QUANT_TYPES(X)
-#undef X
-    }
-}
-
 /* MATS matrices side by side: with two, the upper four warps take the second. A block's items are
  * (segment, group of tiles); its warps request weights across the borders of items. */
 template <int MATS>
@@ -314,31 +369,31 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
     const struct few_mat &m = a.mat[warp / TEAM];
     int tiles = (a.rows + 15) / 16, blocks = (tiles + team_tiles - 1) / team_tiles;
     int runs = (a.cols + GV_RUN - 1) / GV_RUN;
-    int64_t tile_bytes = (int64_t)(a.cols / m.cell_cols) * m.cell_bytes;
-    gv_ring_init(s, &ring, m.run_stride);
+    int64_t tile_bytes = (int64_t)(a.cols / m.mat.cell_cols) * m.mat.cell_bytes;
+    gv_ring_init(s, &ring, m.mat.run_stride);
     gdc_trigger();
     gdc_wait();
     int64_t items = (int64_t)a.seg[0] * blocks;
     int item = (int)(items * blockIdx.x / gridDim.x);
     int last = (int)(items * (blockIdx.x + 1) / gridDim.x);
 
-    int next_item = item, next_run = wk;
+    /* the next run to be requested: of the item before next_item, at src, or of the items after */
+    int next_item = item, next_run = runs;
+    const uint8_t *src = NULL;
     auto request = [&]() {
-        while (next_item < last) {
-            int tile = next_item % blocks * team_tiles + at_tile;
-            if (tile < tiles && next_run < runs) {
-                int expert = a.seg[1 + 3 * (next_item / blocks)];
-                int cols = min(GV_RUN, a.cols - next_run * GV_RUN);
-                gv_issue(s, &ring,
-                         m.w + expert * m.w_mat + tile * tile_bytes +
-                             (int64_t)next_run * m.run_stride,
-                         cols / m.cell_cols * m.cell_bytes);
-                next_run += a.wk;
-                return;
-            }
+        while (next_run >= runs) {
+            if (next_item >= last) return;
+            int segment = next_item / blocks;
+            int tile = (next_item - segment * blocks) * team_tiles + at_tile;
             next_item++;
+            if (tile >= tiles) continue;
             next_run = wk;
+            src = m.w + a.seg[1 + 3 * segment] * m.w_mat + tile * tile_bytes +
+                  (int64_t)wk * m.mat.run_stride;
         }
+        gv_issue(s, &ring, src, gv_bytes(m.mat, a.cols, next_run));
+        next_run += a.wk;
+        src += (int64_t)a.wk * m.mat.run_stride;
     };
     for (int i = 0; i < ring.slots; i++) request();
 
@@ -349,21 +404,21 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
         int n = seg[2], run_x = gv_run_x(n), stage = a.x_bytes / run_x;
         bool keep = stage >= runs && staged >= 0 &&
                     (staged == segment || (a.n_rows == 1 && a.x_div > 1));
-        auto x_of = [&](int r) { return a.x + (int64_t)(list[r] / a.x_div) * a.x_row; };
+        struct gv_x from = {a.x, a.x_row, list, a.x_div};
         float acc[4] = {0, 0, 0, 0};
         int run = tile < tiles ? wk : runs;
         for (int run0 = 0; run0 < runs; run0 += stage) {
             int end = min(runs, run0 + stage);
             if (!keep) {
                 if (staged >= 0) __syncthreads();
-                gv_stage(s, x_of, n, run0, end - run0, a.cols);
+                gv_stage(s.x, from, n, run0, end - run0, a.cols);
                 __syncthreads();
             }
             staged = segment;
             for (; run < end; run += a.wk) {
                 const uint8_t *slot = gv_take(s, &ring);
-                few_run(m.type, acc, slot, s.x + (run - run0) * run_x, n,
-                        min(8, (a.cols - run * GV_RUN) / 32));
+                gv_run(m.mat.type, acc, slot, s.x + (run - run0) * run_x, n,
+                       min(8, (a.cols - run * GV_RUN) / 32));
                 __syncwarp();
                 request();
             }
@@ -401,9 +456,7 @@ static struct few_mat few_mat(const struct kmat *m, int row0) {
     struct few_mat f;
     f.w = (const uint8_t *)m->data + (int64_t)(row0 / 16) * (m->cols / s.cols) * s.bytes;
     f.w_mat = (int64_t)cuda_mat_bytes(m->type, 1, m->rows, m->cols);
-    f.type = m->type;
-    f.run_stride = GV_RUN / s.cols * s.bytes;
-    f.cell_cols = s.cols, f.cell_bytes = s.bytes;
+    f.mat = gv_mat(m->type);
     return f;
 }
 

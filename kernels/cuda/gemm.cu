@@ -218,7 +218,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
             sc[0].load(slot, lane);
             sc[1].load(slot + RB, lane);
         }
-#pragma unroll
+#pragma unroll 1
         for (int s = 0; s < RC / STEP; s++) {
             int step = run * (RC / STEP) + s;
             if (step >= steps) break;

@@ -123,32 +123,33 @@ static __device__ __forceinline__ const uint8_t *gv_take(const struct gv_smem &s
     return slot;
 }
 
-/* Bytes of a run of a tile whose rows have `cols` columns; the stride of runs. */
-template <int TYPE> static __device__ __forceinline__ int gv_run_bytes(int cols, int run) {
-    return min(GV_RUN, cols - run * GV_RUN) / quant<TYPE>::cols * quant<TYPE>::bytes;
-}
-template <int TYPE> static constexpr __host__ __device__ int gv_run_stride(void) {
-    return GV_RUN / quant<TYPE>::cols * quant<TYPE>::bytes;
-}
-
 /* Four bytes, each the low byte of one of v. */
 static __device__ __forceinline__ uint32_t pack_bytes(int a, int b, int c, int d) {
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-/* Stages `n` runs from run0 on of `rows` rows of x, row r at x_of(r); columns past `cols` are zero. A
- * warp takes one run of one row at a time. The caller synchronises before and after. */
-template <typename X>
-static __device__ __forceinline__ void gv_stage(const struct gv_smem &s, X x_of, int rows, int run0,
-                                                int n, int cols) {
+/* Stages `n` runs from run0 on of `rows` rows of x; columns past `cols` are zero. A warp takes one run
+ * of one row at a time. The caller synchronises before and after. Not inlined, and loops below are
+ * rolled on purpose: kernels of a step follow each other within microseconds, and code that does not
+ * stay in the instruction caches costs more than it saves. */
+struct gv_x {
+    const float *x;
+    int64_t row;
+    const int32_t *list; /* NULL, or row r of x is row list[r] / div */
+    int div;
+};
+
+static __device__ __noinline__ void gv_stage(uint8_t *staged, struct gv_x from, int rows, int run0,
+                                             int n, int cols) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, b = lane >> 2, t = lane & 3;
     int columns = 2 * rows, run_x = gv_run_x(rows);
-#pragma unroll 2
+#pragma unroll 1
     for (int i = warp; i < n * rows; i += GV_WARPS) {
         int row = i % rows, run = i / rows, k = (run0 + run) * GV_RUN + 32 * b;
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, most = 0;
         if (k < cols) {
-            const float *x = x_of(row) + k + 4 * t;
+            int64_t at = from.list ? from.list[row] / from.div : row;
+            const float *x = from.x + at * from.row + k + 4 * t;
             float4 e = load_float4(x), f = load_float4(x + 16);
             v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w;
             v[4] = f.x, v[5] = f.y, v[6] = f.z, v[7] = f.w;
@@ -163,7 +164,7 @@ static __device__ __forceinline__ void gv_stage(const struct gv_smem &s, X x_of,
             lo[j] = q - 256 * hi[j];
         }
         int hi_at = rows <= 4 ? 2 * row : row, lo_at = rows <= 4 ? 2 * row + 1 : rows + row;
-        uint8_t *x = s.x + run * run_x;
+        uint8_t *x = staged + run * run_x;
         uint2 h = make_uint2(pack_bytes(hi[0], hi[1], hi[2], hi[3]),
                              pack_bytes(hi[4], hi[5], hi[6], hi[7]));
         uint2 l = make_uint2(pack_bytes(lo[0], lo[1], lo[2], lo[3]),
@@ -190,7 +191,7 @@ static __device__ __forceinline__ void gv_stage(const struct gv_smem &s, X x_of,
 /* c[16, 8] += a[16, 32] b[32, 8], signed bytes */
 static __device__ __forceinline__ void mma_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                  uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
                  "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -198,7 +199,7 @@ static __device__ __forceinline__ void mma_bytes(int (&c)[4], const uint32_t (&a
 /* c[16, 8] += a[16, 16] b[16, 8] */
 static __device__ __forceinline__ void mma_bytes_half(int (&c)[4], uint32_t a0, uint32_t a1,
                                                       uint32_t b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
                  "{%4,%5}, {%6}, {%0,%1,%2,%3};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a0), "r"(a1), "r"(b));
@@ -230,11 +231,13 @@ static __device__ __forceinline__ void gv_products(float (&part)[4], const uint3
 
 /* acc[16 rows, 8 columns] += one run of the tile (in slot) times x (of that run). Lane 4g + t:
  * acc[0], acc[1] row g and acc[2], acc[3] row g + 8, columns 2t, 2t + 1 (see gv_results). groups: 8,
- * or fewer at the end of a row. */
-template <int TYPE, bool SPLIT, bool WHOLE>
+ * or fewer at the end of a row of a 32-column type; what lies beyond in the slot is multiplied with
+ * zeros, by a scale of zero. */
+template <int TYPE, bool SPLIT>
 static __device__ __forceinline__ void gv_run_of(float (&acc)[4], const uint8_t *slot,
                                                  const uint8_t *x, int rows, int groups) {
     using S = scales<TYPE>;
+    constexpr bool wide = quant<TYPE>::cols == 256;
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, columns = 2 * rows;
     bool have = SPLIT ? g < columns : g < rows;
     const uint8_t *xs = x + g * 32 + t * 8;
@@ -245,38 +248,43 @@ static __device__ __forceinline__ void gv_run_of(float (&acc)[4], const uint8_t 
         if (!SPLIT && have) sum_lo = *(const uint2 *)(sums + rows * 16);
     }
     S sc;
-    if constexpr (quant<TYPE>::cols == 256) sc.load(slot, lane);
+    if constexpr (wide) sc.load(slot, lane);
     float part[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0}, low_l[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int b0 = 0; b0 < 8; b0 += 4) {
 #pragma unroll
-    for (int b = 0; b < 8; b++) {
-        if (!WHOLE && b >= groups) break;
-        constexpr bool wide = quant<TYPE>::cols == 256;
-        const uint8_t *cell = wide ? slot : slot + b * quant<TYPE>::bytes;
-        uint32_t a[4];
-        if constexpr (!wide) sc.load(cell, lane);
-        code_bytes<TYPE>(cell, wide ? b : 0, lane, a);
-        uint2 hi = make_uint2(0, 0), lo = hi;
-        if (have) hi = *(const uint2 *)(xs + b * columns * 32);
-        if (!SPLIT && have) lo = *(const uint2 *)(xs + (b * columns + rows) * 32);
-        if constexpr (S::fine) {
-            gv_products<SPLIT, 0>(part, a, hi, lo, sc.scale(0, b, 0), sc.scale(1, b, 0));
-            gv_products<SPLIT, 1>(part, a, hi, lo, sc.scale(0, b, 1), sc.scale(1, b, 1));
-        } else {
-            gv_products<SPLIT, 2>(part, a, hi, lo, sc.scale(0, b, 0), sc.scale(1, b, 0));
-        }
-        if constexpr (S::corrects && !wide) {
-            bool mine = t == b % 4;
-            uint32_t p0 = mine ? sc.low_pair(0) : 0, p1 = mine ? sc.low_pair(1) : 0;
-            mma16816(low, b < 4 ? p0 : 0, b < 4 ? p1 : 0, b < 4 ? 0 : p0, b < 4 ? 0 : p1,
-                     sum_hi.x, sum_hi.y);
-            if (!SPLIT)
-                mma16816(low_l, b < 4 ? p0 : 0, b < 4 ? p1 : 0, b < 4 ? 0 : p0, b < 4 ? 0 : p1,
-                         sum_lo.x, sum_lo.y);
+        for (int i = 0; i < 4; i++) {
+            int b = b0 + i;
+            const uint8_t *cell = wide ? slot : slot + b * quant<TYPE>::bytes;
+            uint32_t a[4];
+            if constexpr (!wide) sc.load(cell, lane);
+            code_bytes<TYPE>(cell, wide ? b : 0, lane, a);
+            uint2 hi = make_uint2(0, 0), lo = hi;
+            if (have) hi = *(const uint2 *)(xs + b * columns * 32);
+            if (!SPLIT && have) lo = *(const uint2 *)(xs + (b * columns + rows) * 32);
+            if constexpr (S::fine) {
+                gv_products<SPLIT, 0>(part, a, hi, lo, sc.scale(0, b, 0), sc.scale(1, b, 0));
+                gv_products<SPLIT, 1>(part, a, hi, lo, sc.scale(0, b, 1), sc.scale(1, b, 1));
+            } else {
+                bool valid = wide || b < groups;
+                gv_products<SPLIT, 2>(part, a, hi, lo, valid ? sc.scale(0, b, 0) : 0.f,
+                                      valid ? sc.scale(1, b, 0) : 0.f);
+            }
+            if constexpr (S::corrects && !wide) {
+                bool mine = t == i && b < groups;
+                uint32_t p0 = mine ? sc.low_pair(0) : 0, p1 = mine ? sc.low_pair(1) : 0;
+                bool front = b0 == 0;
+                mma16816(low, front ? p0 : 0, front ? p1 : 0, front ? 0 : p0, front ? 0 : p1,
+                         sum_hi.x, sum_hi.y);
+                if (!SPLIT)
+                    mma16816(low_l, front ? p0 : 0, front ? p1 : 0, front ? 0 : p0,
+                             front ? 0 : p1, sum_lo.x, sum_lo.y);
+            }
         }
     }
     if constexpr (S::corrects) {
         float f0 = S::low_pair_factor(), f1 = f0;
-        if constexpr (quant<TYPE>::cols == 256) {
+        if constexpr (wide) {
             uint32_t a[4];
             sc.low_operand(t, a);
             mma16816(low, a[0], a[1], a[2], a[3], sum_hi.x, sum_hi.y);
@@ -295,18 +303,41 @@ static __device__ __forceinline__ void gv_run_of(float (&acc)[4], const uint8_t 
     acc[0] += x0 * part[0], acc[1] += x1 * part[1], acc[2] += x0 * part[2], acc[3] += x1 * part[3];
 }
 
-template <int TYPE>
-static __device__ __forceinline__ void gv_run(float (&acc)[4], const uint8_t *slot,
+static __device__ __forceinline__ void gv_run(int type, float (&acc)[4], const uint8_t *slot,
                                               const uint8_t *x, int rows, int groups) {
     if (rows <= 4) {
-        if (groups == 8) gv_run_of<TYPE, true, true>(acc, slot, x, rows, 8);
-        else if constexpr (quant<TYPE>::cols == 32)
-            gv_run_of<TYPE, true, false>(acc, slot, x, rows, groups);
+        switch (type) {
+#define X(t)                                                                                       \
+    case t: gv_run_of<t, true>(acc, slot, x, rows, groups); break;
+            QUANT_TYPES(X)
+#undef X
+        }
     } else {
-        if (groups == 8) gv_run_of<TYPE, false, true>(acc, slot, x, rows, 8);
-        else if constexpr (quant<TYPE>::cols == 32)
-            gv_run_of<TYPE, false, false>(acc, slot, x, rows, groups);
+        switch (type) {
+#define X(t)                                                                                       \
+    case t: gv_run_of<t, false>(acc, slot, x, rows, groups); break;
+            QUANT_TYPES(X)
+#undef X
+        }
     }
+}
+
+/* A packed matrix as the products see it. */
+struct gv_mat {
+    int type, run_stride, cell_cols, cell_bytes;
+};
+
+static inline struct gv_mat gv_mat(int type) {
+    struct cell_shape s = cell_shape(type);
+    struct gv_mat m = {type, 0, s.cols, s.bytes};
+    if (s.cols) m.run_stride = GV_RUN / s.cols * s.bytes;
+    return m;
+}
+
+/* Bytes of run `run` of a tile whose rows have `cols` columns. */
+static __device__ __forceinline__ int gv_bytes(const struct gv_mat &m, int cols, int run) {
+    int left = cols - run * GV_RUN;
+    return left >= GV_RUN ? m.run_stride : left / m.cell_cols * m.cell_bytes;
 }
 
 /* Calls f(row 0..15, row of x, value) for this lane's results. */

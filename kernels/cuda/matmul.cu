@@ -24,6 +24,7 @@ struct gv_job {
     const float *x;
     float *y;
     int64_t w_head, x_head, y_head, x_row, y_row;
+    struct gv_mat mat;
     int type, rows, cols, wk, first_block, head_blocks;
 };
 
@@ -88,7 +89,6 @@ static __device__ void dense_row(const struct gv_job &j, const uint8_t *w, const
 
 /* ---- at most eight rows of x -------------------------------------------------------------- */
 
-template <int TYPE>
 static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const struct gv_args &a,
                                                 int head, int t0, int block, uint8_t *smem) {
     struct gv_smem s = gv_carve(smem, a.ring);
@@ -96,32 +96,33 @@ static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const st
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wk = warp % j.wk;
     int tile = block * (GV_WARPS / j.wk) + warp / j.wk, tiles = (j.rows + 15) / 16;
     int runs = (j.cols + GV_RUN - 1) / GV_RUN, n = min(GV_ROWS, a.n_rows - t0);
-    const uint8_t *src = j.w + head * j.w_head +
-                         (int64_t)tile * (j.cols / quant<TYPE>::cols) * quant<TYPE>::bytes;
-    gv_ring_init(s, &ring, gv_run_stride<TYPE>());
     int next = tile < tiles ? wk : runs; /* run to be requested */
+    const uint8_t *src = j.w + head * j.w_head +
+                         (int64_t)tile * (j.cols / j.mat.cell_cols) * j.mat.cell_bytes +
+                         (int64_t)next * j.mat.run_stride;
+    gv_ring_init(s, &ring, j.mat.run_stride);
     auto request = [&]() {
         if (next >= runs) return;
-        gv_issue(s, &ring, src + (int64_t)next * gv_run_stride<TYPE>(),
-                 gv_run_bytes<TYPE>(j.cols, next));
+        gv_issue(s, &ring, src, gv_bytes(j.mat, j.cols, next));
         next += j.wk;
+        src += (int64_t)j.wk * j.mat.run_stride;
     };
     for (int i = 0; i < ring.slots; i++) request();
     gdc_trigger();
     gdc_wait();
-    const float *x = j.x + head * j.x_head + t0 * j.x_row;
+    struct gv_x from = {j.x + head * j.x_head + t0 * j.x_row, j.x_row, NULL, 1};
     float *y = j.y + head * j.y_head + t0 * j.y_row;
     float acc[4] = {0, 0, 0, 0};
     int run = tile < tiles ? wk : runs, run_x = gv_run_x(n);
     for (int run0 = 0; run0 < runs; run0 += a.stage) {
         int end = min(runs, run0 + a.stage);
         if (run0 > 0) __syncthreads();
-        gv_stage(s, [&](int r) { return x + r * j.x_row; }, n, run0, end - run0, j.cols);
+        gv_stage(s.x, from, n, run0, end - run0, j.cols);
         __syncthreads();
         for (; run < end; run += j.wk) {
             const uint8_t *slot = gv_take(s, &ring);
-            gv_run<TYPE>(acc, slot, s.x + (run - run0) * run_x, n,
-                         min(8, (j.cols - run * GV_RUN) / 32));
+            gv_run(j.mat.type, acc, slot, s.x + (run - run0) * run_x, n,
+                   min(8, (j.cols - run * GV_RUN) / 32));
             __syncwarp();
             request();
         }
@@ -151,12 +152,9 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
     const struct gv_job &j = a.job[i];
     int block = place - j.first_block, head = block / j.head_blocks;
     block -= head * j.head_blocks;
-    switch (j.type) {
-#define X(t)                                                                                       \
-    case t: gv_tiles<t>(j, a, head, t0, block, smem); break;
-        QUANT_TYPES(X)
-#undef X
-    default:
+    if (j.mat.cell_cols) {
+        gv_tiles(j, a, head, t0, block, smem);
+    } else {
         gdc_trigger();
         dense_row(j, j.w + head * j.w_head, j.x + head * j.x_head + t0 * j.x_row,
                   j.y + head * j.y_head + t0 * j.y_row, block, min(GV_ROWS, a.n_rows - t0),
@@ -281,6 +279,7 @@ void cuda_matmul(struct kctx *c, const struct kop_matmul *jobs, int n_jobs) {
             *j = {};
             j->w = (const uint8_t *)m->w->data, j->x = m->x, j->y = m->y;
             j->x_row = m->x_stride, j->y_row = m->y_stride;
+            j->mat = gv_mat(m->w->type);
             j->type = m->w->type, j->rows = (int)m->w->rows, j->cols = (int)m->w->cols, j->wk = 1;
             heads[a.n_jobs++] = 1;
         }
@@ -297,6 +296,7 @@ void cuda_head_matmul(struct kctx *c, const struct kop_head_matmul *m) {
     j->w = (const uint8_t *)m->w->data, j->x = m->x, j->y = m->y;
     j->w_head = (int64_t)cuda_mat_bytes(m->w->type, 1, m->w->rows, m->w->cols);
     j->x_head = m->x_head, j->y_head = m->y_head, j->x_row = m->x_row, j->y_row = m->y_row;
+    j->mat = gv_mat(m->w->type);
     j->type = m->w->type, j->rows = (int)m->w->rows, j->cols = (int)m->w->cols, j->wk = 1;
     products(c, &a, &heads);
 }

@@ -189,6 +189,14 @@ static __device__ __forceinline__ float byte_float(uint32_t w, int k) {
     return __uint_as_float(__byte_perm(w, 0x4b000000, 0x7540 | k)) - 8388608.f;
 }
 
+/* One of a few registers; selects where the index is known only at run time, never local memory. */
+static __device__ __forceinline__ uint32_t pick2(const uint32_t (&v)[4], int i) {
+    return i == 0 ? v[0] : v[1];
+}
+static __device__ __forceinline__ uint32_t pick4(const uint32_t (&v)[4], int i) {
+    return i < 2 ? (i == 0 ? v[0] : v[1]) : (i == 2 ? v[2] : v[3]);
+}
+
 /* Scales of a cell for rows g and g + 8, decoded once per cell. scale(r, b, half) is what a code of
  * 32-column group b, first or second sixteen, is multiplied with; low(r, b, half) is subtracted. */
 template <int TYPE> struct scales {
@@ -260,13 +268,13 @@ template <int TYPE> struct scales {
     __device__ __forceinline__ float scale(int r, int b, int half) const {
         if constexpr (quant<TYPE>::cols == 32) return d[r];
         else if constexpr (TYPE == KT_Q4_K || TYPE == KT_Q5_K)
-            return d[r] * byte_float(raw[r][b / 4], b % 4);
+            return d[r] * byte_float(pick2(raw[r], b / 4), b % 4);
         else if constexpr (TYPE == KT_Q6_K)
-            return d[r] * (byte_float(raw[r][b / 2], (2 * b + half) % 4) - 128.f);
+            return d[r] * (byte_float(pick4(raw[r], b / 2), (2 * b + half) % 4) - 128.f);
         else if constexpr (TYPE == KT_Q2_K)
-            return d[r] * byte_float(raw[r][b / 2], (2 * b + half) % 4);
+            return d[r] * byte_float(pick4(raw[r], b / 2), (2 * b + half) % 4);
         else if constexpr (TYPE == KT_Q3_K)
-            return d[r] * (byte_float(raw[r][b / 2], (2 * b + half) % 4) - 32.f);
+            return d[r] * (byte_float(pick4(raw[r], b / 2), (2 * b + half) % 4) - 32.f);
         else
             return d[r] * (float)((int)((raw[r][0] >> 4 * b & 15) | (raw[r][1] >> 2 * b & 3) << 4) -
                                   32);
@@ -275,9 +283,9 @@ template <int TYPE> struct scales {
     __device__ __forceinline__ float low(int r, int b, int half) const {
         if constexpr (quant<TYPE>::cols == 32) return m[r];
         else if constexpr (TYPE == KT_Q4_K || TYPE == KT_Q5_K)
-            return m[r] * byte_float(aux[r][b / 4], b % 4);
+            return m[r] * byte_float(pick2(aux[r], b / 4), b % 4);
         else if constexpr (TYPE == KT_Q2_K)
-            return m[r] * byte_float(aux[r][b / 2], (2 * b + half) % 4);
+            return m[r] * byte_float(pick4(aux[r], b / 2), (2 * b + half) % 4);
         else return 0.f;
     }
 

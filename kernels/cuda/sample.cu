@@ -410,6 +410,9 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
     if (threadIdx.x != 0 || token < 0) return;
     a.token[row] = token;
     a.logprob[row] = (float)((double)raw_logit(a, row, token) - norm);
+    /* several rows of one slot: the last one's token is what it sampled last */
+    for (int r = row + 1; r < a.n_out; r++)
+        if (a.out_row[r] >= 0 && a.slot[a.out_row[r]] == slot) return;
     a.last_token[slot] = token;
 }
 
