@@ -11,7 +11,9 @@
  *
  * How far it has to fall comes from one look while the rank lived: memory in use on the device less
  * what the rank held in the same look, however old that is; what it took after the look goes with
- * it. Ranks that live on on the same device may have grown since, which is allowed for. Strangers
+ * it. A look counts only once a later one has found the same ranks there: the driver takes memory
+ * back before we hear of a death, and a look in between would find a rank that holds what is no
+ * longer in use. Ranks that live on on the same device may have grown since, which is allowed for. Strangers
  * are not: what they took is missing for the successor.
  *
  * In a container the driver may list pids of the host, which do not exist here or belong to others
@@ -135,27 +137,57 @@ static const struct device_holder *nearest_hidden(const struct reclaim *r,
     return best;
 }
 
+static bool is_among(const struct reclaim_rank *ranks, int n, const struct reclaim_rank *k) {
+    for (int i = 0; i < n; i++)
+        if (ranks[i].pid == k->pid && ranks[i].start_time == k->start_time) return true;
+    return false;
+}
+
+/* Every rank that was noted there lives, and has not left the list since. */
+static bool are_all_there(const struct reclaim *r, const struct reclaim_held *noted, int device,
+                          const struct device_sample *s, const struct reclaim_rank *ranks, int n) {
+    for (int i = 0; i < LIMIT_RANKS; i++) {
+        const struct reclaim_held *w = &noted[i];
+        if (!w->known || w->rank.device != device) continue;
+        if (!is_among(ranks, n, &w->rank) || (w->listed && !listing(r, s, &w->rank))) return false;
+    }
+    return true;
+}
+
+/* The look before this one found nobody dying, as this one proves: it counts from now on. */
+static void confirm(struct reclaim *r, int device) {
+    r->seen[device] = r->fresh[device];
+    r->seen_hidden[device] = r->fresh_hidden[device];
+    for (int i = 0; i < LIMIT_RANKS; i++) {
+        const struct reclaim_held *w = &r->fresh_held[i];
+        if (!w->known || w->rank.device != device) continue;
+        if (!r->held[i].known || r->held[i].bytes != w->bytes)
+            log_debug("held", "rank=%d pid=%" PRId64 " device=%d bytes=%" PRIu64 " listed=%d", i,
+                      w->rank.pid, device, w->bytes, w->listed);
+        r->held[i] = *w;
+    }
+}
+
 static void note_device(struct reclaim *r, int device, const struct reclaim_rank *ranks, int n,
                         uint64_t now_us) {
     struct device_sample s;
     uint64_t taken = 0;
     device_memory_look(r->memory, device, now_us, &s);
-    if (s.health != DEVICE_FINE) return; /* the last good look stays */
-    r->seen[device] = s;
+    if (s.health != DEVICE_FINE || !are_all_there(r, r->held, device, &s, ranks, n) ||
+        !are_all_there(r, r->fresh_held, device, &s, ranks, n))
+        return; /* the last good look stays */
+    if (r->fresh[device].total_bytes) confirm(r, device);
     r->n_dead = 0; /* of the time before */
-    r->seen_hidden[device] = count_hidden(r, &s);
+    r->fresh[device] = s;
+    r->fresh_hidden[device] = count_hidden(r, &s);
     for (int i = 0; i < n; i++) {
         if (ranks[i].device != device) continue;
-        struct reclaim_held *w = &r->held[ranks[i].rank];
+        struct reclaim_held *w = &r->fresh_held[ranks[i].rank];
         const struct device_holder *h = listing(r, &s, &ranks[i]);
-        const struct reclaim_held before = *w;
         *w = (struct reclaim_held){.known = true, .rank = ranks[i], .listed = h != NULL};
         if (!h && ranks[i].said_bytes) h = nearest_hidden(r, &s, taken, &ranks[i]);
         if (h) taken |= 1ull << (h - s.holders);
         w->bytes = h && h->bytes != DEVICE_BYTES_UNKNOWN ? h->bytes : ranks[i].said_bytes;
-        if (!before.known || before.bytes != w->bytes)
-            log_debug("held", "rank=%d pid=%" PRId64 " device=%d bytes=%" PRIu64 " listed=%d",
-                      w->rank.rank, w->rank.pid, device, w->bytes, w->listed);
     }
 }
 
@@ -199,9 +231,11 @@ void reclaim_begin(struct reclaim *r, const struct reclaim_rank *dead, int n, ui
         bool same = w->known && w->rank.pid == dead[i].pid &&
                     w->rank.start_time == dead[i].start_time;
         *d = same ? *w : (struct reclaim_held){.rank = dead[i]};
-        *w = (struct reclaim_held){0};
-        for (int k = 0; k < count; k++) /* on a device unknown: perhaps on any */
+        *w = r->fresh_held[dead[i].rank] = (struct reclaim_held){0};
+        for (int k = 0; k < count; k++) { /* on a device unknown: perhaps on any */
             r->on_device[k] |= d->rank.device < 0 || d->rank.device == k;
+            if (r->on_device[k]) r->fresh[k].total_bytes = 0;
+        }
     }
 }
 

@@ -67,6 +67,9 @@ struct reclaim {
     struct device_sample seen[DEVICE_MAX]; /* total 0: never */
     int seen_hidden[DEVICE_MAX];           /* of these, processes that cannot be seen from here */
     struct reclaim_held held[LIMIT_RANKS];
+    struct device_sample fresh[DEVICE_MAX]; /* the last look, which the next will confirm */
+    int fresh_hidden[DEVICE_MAX];
+    struct reclaim_held fresh_held[LIMIT_RANKS];
     /* the gate */
     bool starting;                   /* the check before the first start */
     struct reclaim_held dead[LIMIT_RANKS];

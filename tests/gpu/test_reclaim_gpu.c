@@ -107,6 +107,11 @@ static enum reclaim_verdict wait_for(const struct reclaim_rank *dead, int n) {
     return v;
 }
 
+static void watch(const struct reclaim_rank *ranks, int n) {
+    for (int i = 0; i < 2 * device_memory_count(&memory); i++)
+        reclaim_watch(&gate, ranks, n, 0, now_us()); /* a look counts when the next confirms it */
+}
+
 static void show(void) {
     struct device_sample s;
     uint64_t began = now_us();
@@ -121,7 +126,7 @@ static void show(void) {
 
 static void one_dies(void) {
     struct holder h = start(0, 20000 * MIB, true);
-    reclaim_watch(&gate, &h.rank, 1, 0, now_us());
+    watch(&h.rank, 1);
     show();
     expect(gate.held[0].bytes >= 20000 * MIB, "the gate knows what it holds");
     end(&h);
@@ -131,7 +136,7 @@ static void one_dies(void) {
 static void one_of_two_dies(void) {
     struct holder a = start(0, 10000 * MIB, true), b = start(1, 15000 * MIB, true);
     struct reclaim_rank both[] = {a.rank, b.rank};
-    reclaim_watch(&gate, both, 2, 0, now_us());
+    watch(both, 2);
     show();
     end(&b);
     expect(wait_for(&b.rank, 1) == RECLAIM_RETURNED, "the memory of one of two returns");
@@ -143,7 +148,7 @@ static void one_of_two_dies(void) {
 /* Another takes the memory at once: not returned, and who has it is said if the driver tells. */
 static void another_takes_it(void) {
     struct holder h = start(0, 20000 * MIB, true);
-    reclaim_watch(&gate, &h.rank, 1, 0, now_us());
+    watch(&h.rank, 1);
     end(&h);
     struct holder thief = start(5, 20000 * MIB, false);
     gate.bound_us = 2000000;
@@ -156,7 +161,7 @@ static void another_takes_it(void) {
 
 static void an_orphan_has_it(void) {
     struct holder h = start(0, 20000 * MIB, true);
-    reclaim_watch(&gate, &h.rank, 1, 0, now_us());
+    watch(&h.rank, 1);
     struct holder orphan = start(5, 20000 * MIB, true);
     end(&h);
     gate.bound_us = 5000000;

@@ -148,7 +148,7 @@ static void live(const struct reclaim_rank *ranks, int n) {
         begin_process(ranks[i].pid, ranks[i].start_time)->ours = true;
         list(ranks[i].device, ranks[i].pid, ranks[i].said_bytes);
     }
-    for (int d = 0; d < world.n_devices; d++) reclaim_watch(&gate, ranks, n, 0, 0);
+    for (int d = 0; d < 2 * world.n_devices; d++) reclaim_watch(&gate, ranks, n, 0, 0);
 }
 
 static void expect(enum reclaim_verdict want, uint64_t at_us) {
@@ -417,6 +417,32 @@ static void what_was_taken_after_the_last_look_must_come_back_too(void **state) 
     expect(RECLAIM_RETURNED, SECOND);
 }
 
+/* It has died and we have not heard of it; its memory is on the way back, or back. */
+static void a_look_at_a_rank_that_is_dying_does_not_count(void **state) {
+    UNUSED(state);
+    const struct reclaim_rank both[] = {rank0, rank1};
+    for (int listed = 0; listed < 2; listed++) {
+        reset(NULL);
+        live(both, 2);
+        if (!listed) unlist(0, 101);
+        give_back(0, 5000 * M);
+        reclaim_watch(&gate, both, 2, 0, 0);
+        end_process(101);
+        unlist(0, 101);
+        reclaim_watch(&gate, both, 1, 0, 0); /* the survivor's device goes on being looked at */
+        reclaim_watch(&gate, both, 1, 0, 0);
+        reclaim_begin(&gate, &rank1, 1, 0);
+        expect(RECLAIM_RETURNED, 0);
+        for (int i = 0; i < 2; i++) reclaim_watch(&gate, both, 1, 0, 0);
+        end_process(100);
+        unlist(0, 100);
+        reclaim_begin(&gate, &rank0, 1, 0);
+        expect(RECLAIM_WAITING, 0);
+        give_back(0, 9000 * M);
+        expect(RECLAIM_RETURNED, SECOND);
+    }
+}
+
 static void accounts_need_not_fit_to_the_byte(void **state) {
     UNUSED(state);
     live(&rank0, 1);
@@ -445,7 +471,7 @@ static void live_hidden(const struct reclaim_rank *ranks, int n) {
         begin_process(ranks[i].pid, ranks[i].start_time)->ours = true;
         list(ranks[i].device, 9000 + ranks[i].pid, ranks[i].said_bytes + 500 * M);
     }
-    for (int d = 0; d < world.n_devices; d++) reclaim_watch(&gate, ranks, n, 0, 0);
+    for (int d = 0; d < 2 * world.n_devices; d++) reclaim_watch(&gate, ranks, n, 0, 0);
 }
 
 static void pids_of_the_host_are_matched_by_bytes(void **state) {
@@ -481,7 +507,7 @@ static void without_a_list_of_processes_the_bytes_decide(void **state) {
     UNUSED(state);
     begin_process(100, 7);
     world.device[0].used_bytes += 9400 * M;
-    reclaim_watch(&gate, &rank0, 1, 0, 0);
+    for (int i = 0; i < 2; i++) reclaim_watch(&gate, &rank0, 1, 0, 0);
     end_process(100);
     reclaim_begin(&gate, &rank0, 1, 0);
     expect(RECLAIM_WAITING, 0);
@@ -713,6 +739,7 @@ int main(void) {
         GATE(two_ranks_on_a_device_die_together),
         GATE(each_device_of_the_dead_must_give_back),
         GATE(what_was_taken_after_the_last_look_must_come_back_too),
+        GATE(a_look_at_a_rank_that_is_dying_does_not_count),
         GATE(accounts_need_not_fit_to_the_byte),
         GATE(a_rank_that_died_before_any_look_is_waited_for_by_its_pid),
         GATE(pids_of_the_host_are_matched_by_bytes),
