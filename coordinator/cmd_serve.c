@@ -25,6 +25,7 @@
 #include "coordinator/api.h"
 #include "coordinator/cmd.h"
 #include "coordinator/engine.h"
+#include "coordinator/inherited.h"
 #include "coordinator/settings.h"
 #include "proto/log.h"
 
@@ -228,6 +229,7 @@ int cmd_serve(int argc, char **argv) {
             rc = err_set(&err, ERR_SETUP, "--log-file: expected a file to write to, found %.300s",
                          s.set.log_file);
     }
+    if (rc == OK) rc = inherited_make_fit((int)s.set.tp, &err);
     if (rc == OK) {
         log_install_crash_report();
         rc = run(&s, &err);

@@ -3,8 +3,8 @@
  * Owns: the listener, every connection and its buffers, one timer.
  * Called by: api.c (http_listen…), libuv.
  * Fails how: whatever a client does ends at most that client's connection.
- * Limits: LIMIT_CONNECTIONS, LIMIT_PIPELINE_BYTES, LIMIT_BODIES_BYTES, LIMIT_*_SECONDS.
- * Tested by: tests/unit/test_http.c
+ * Limits: LIMIT_CONNECTIONS, LIMIT_DESCRIPTORS_KEPT, LIMIT_PIPELINE_BYTES, LIMIT_BODIES_BYTES,
+ * LIMIT_*_SECONDS. Tested by: tests/unit/test_http.c
  *
  * Reading never stops while an answer is owed (until LIMIT_PIPELINE_BYTES lie ahead): it is how a
  * client that leaves is noticed at once. A client that sends its end of file while it waits for an
@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "proto/log.h"
@@ -426,7 +427,10 @@ static void on_connection(uv_stream_t *listener, int status) {
     }
     uv_tcp_nodelay(&c->tcp, 1);
     conn_resume(c);
-    if (s->n_conns > LIMIT_CONNECTIONS) conn_refuse(c, 503, "Too many connections; try again.");
+    if (s->n_conns > s->conns_max + s->conns_max / 8)
+        conn_close(c); /* so many that they cannot even be told */
+    else if (s->n_conns > s->conns_max)
+        conn_refuse(c, 503, "Too many connections; try again.");
 }
 
 /* ---- time -------------------------------------------------------------------------------------
@@ -514,6 +518,14 @@ static int bind_listener(struct http_server *s, const struct http_options *o,
     return OK;
 }
 
+/* A client must never get the descriptor that a worker's restart needs. */
+static int room_for_connections(void) {
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) < 0) return LIMIT_CONNECTIONS;
+    rlim_t kept = MIN((rlim_t)LIMIT_DESCRIPTORS_KEPT, l.rlim_cur / 2);
+    return (int)MIN((rlim_t)LIMIT_CONNECTIONS, l.rlim_cur - kept);
+}
+
 int http_listen(struct http_server **out, uv_loop_t *loop, const struct http_options *o,
                 struct err_text *err) {
     signal(SIGPIPE, SIG_IGN); /* a client that left is an error code, not a signal */
@@ -528,6 +540,7 @@ int http_listen(struct http_server **out, uv_loop_t *loop, const struct http_opt
     s->listener.data = s->timer.data = s->idle.data = s;
     s->open_handles = 3;
     s->accepting = true;
+    s->conns_max = room_for_connections();
     set_date(s);
     int rc = bind_listener(s, o, err);
     if (rc < 0) {

@@ -68,7 +68,7 @@ struct http_server {
     struct http_options o;
     int port;
     struct conn *conns;
-    int n_conns;
+    int n_conns, conns_max;
     struct conn *todo;
     size_t body_bytes;
     char date[40];

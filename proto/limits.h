@@ -31,6 +31,7 @@
 
 /* HTTP */
 #define LIMIT_CONNECTIONS        4096
+#define LIMIT_DESCRIPTORS_KEPT   128 /* open files that connections leave to everything else */
 #define LIMIT_HEADER_BYTES       (32u << 10)
 #define LIMIT_URL_BYTES          (8u << 10)
 #define LIMIT_BODY_BYTES         (16u << 20)

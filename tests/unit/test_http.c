@@ -571,11 +571,11 @@ static void draining_ends_connections_after_their_answer(void **state) {
 static void a_connection_too_many_is_told_so_and_closed(void **state) {
     UNUSED(state);
     struct client c;
-    server->n_conns += LIMIT_CONNECTIONS;
+    server->n_conns += server->conns_max;
     connect_to(&c);
     assert_int_equal(client_status(&c), 503);
     CLIENT_WAIT(&c, c.eof);
-    server->n_conns -= LIMIT_CONNECTIONS;
+    server->n_conns -= server->conns_max;
     client_close(&c);
     assert_int_equal(ask("GET /get HTTP/1.1\r\nHost: h\r\n\r\n"), 200);
 }
