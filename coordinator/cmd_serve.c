@@ -148,6 +148,8 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .worker_path = set->worker,
                                .device = set->device,
                                .n_devices = set->n_devices,
+                               .gpus = set->n_devices ? &set->gpus : NULL,
+                               .shard_cache = set->shard_cache,
                                .tp = (int)set->tp,
                                .max_seqs = (int)set->max_seqs,
                                .max_step_rows = (int)set->max_step_tokens,

@@ -18,6 +18,7 @@
 #include "proto/msg.h"
 
 struct engine;
+struct gpus; /* gpus.h */
 
 enum engine_finish {
     ENGINE_STOP,    /* an end token was sampled (or engine_finish was called) */
@@ -96,7 +97,9 @@ struct engine_options {
     const char *worker_path;     /* octavo-worker or octavo-worker-cuda */
     const char *device;          /* "cpu", "cuda" */
     int tp, max_seqs, max_step_rows;
-    int n_devices;               /* ranks are dealt over so many; 0 for the CPU backend */
+    int n_devices;               /* of this host; 0 for the CPU backend */
+    const struct gpus *gpus;     /* how ranks are dealt over them; NULL: in turn */
+    const char *shard_cache;     /* folder of repacked weights, or NULL */
     int64_t context;             /* tokens per sequence */
     int64_t cache_tokens;        /* 0: planned from free memory */
     const int32_t *eog;          /* the model's end tokens; copied */

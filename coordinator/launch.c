@@ -13,19 +13,22 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "coordinator/gpus.h"
 #include "coordinator/pin.h"
 
 #define WORDS_BYTES (32u << 10)
+#define SHARE_BYTES 4096 /* CONVOY_SHARE_BYTES of the worker */
 
 extern char **environ;
 
 static unsigned n_launches; /* several fleets in one process, as tests have */
 
 int launch_init(struct launch *l) {
-    *l = (struct launch){.self = {getpid(), child_start_time(getpid())}};
+    *l = (struct launch){.self = {getpid(), child_start_time(getpid())}, .share_fd = -1};
     uint8_t random[32];
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return ERR_SYS;
     for (size_t i = 0; i < sizeof random; i++) snprintf(l->cookie + 2 * i, 3, "%02x", random[i]);
@@ -47,10 +50,17 @@ int launch_init(struct launch *l) {
         if (strncmp(environ[i], "OCTAVO_COOKIE=", 14)) l->env[kept++] = environ[i];
     sprintf(l->cookie_entry, "OCTAVO_COOKIE=%s", l->cookie);
     l->env[kept] = l->cookie_entry;
+    /* One for life: a rank that starts again finds the others marked as done. */
+    l->share_fd = memfd_create("octavo-load", MFD_CLOEXEC);
+    if (l->share_fd < 0 || ftruncate(l->share_fd, SHARE_BYTES) < 0) {
+        launch_deinit(l);
+        return ERR_SYS;
+    }
     return OK;
 }
 
 void launch_deinit(struct launch *l) {
+    if (l->cookie_entry && l->share_fd >= 0) close(l->share_fd); /* may be zeroed, not started */
     free(l->env);
     free(l->words);
     free(l->cookie_entry);
@@ -80,18 +90,23 @@ static PRINTF_LIKE(3, 4) void word(struct writer *w, const char *name, const cha
 }
 
 int launch_argv(struct launch *l, const struct engine_options *o, int rank, uint32_t incarnation) {
-    if (strlen(o->worker_path) + strlen(o->model_path) > WORDS_BYTES / 2) return ERR_LIMIT;
+    size_t dir = o->shard_cache ? strlen(o->shard_cache) : 0;
+    if (strlen(o->worker_path) + strlen(o->model_path) + dir > WORDS_BYTES / 2) return ERR_LIMIT;
     struct writer w = {.l = l};
     char cpus[PIN_TEXT_BYTES];
     cpu_set_t mine;
-    pin_plan(&mine, &l->allowed, rank, o->tp);
+    if (o->gpus)
+        gpus_cores(o->gpus, &mine, &l->allowed, rank, o->tp);
+    else
+        pin_plan(&mine, &l->allowed, rank, o->tp);
     pin_text(cpus, &mine);
     word(&w, NULL, "%s", o->worker_path);
     word(&w, "--rank", "%d", rank);
     word(&w, "--world", "%d", o->tp);
     word(&w, "--model", "%s", o->model_path);
     word(&w, "--device", "%s", o->device);
-    word(&w, "--device-index", "%d", o->n_devices > 0 ? rank % o->n_devices : 0);
+    int device = o->n_devices > 0 ? rank % o->n_devices : 0;
+    word(&w, "--device-index", "%d", o->gpus ? gpus_of_rank(o->gpus, rank) : device);
     word(&w, "--context", "%" PRId64, o->context);
     word(&w, "--max-slots", "%d", o->max_seqs);
     word(&w, "--max-rows", "%d", o->max_step_rows);
@@ -100,6 +115,8 @@ int launch_argv(struct launch *l, const struct engine_options *o, int rank, uint
     word(&w, "--parent-pid", "%" PRId64, l->self.pid);
     word(&w, "--parent-start", "%" PRIu64, l->self.start_time);
     word(&w, "--cpus", "%s", cpus);
+    if (o->tp > 1) word(&w, "--load-share", "/proc/%" PRId64 "/fd/%d", l->self.pid, l->share_fd);
+    if (o->shard_cache) word(&w, "--shard-cache", "%s", o->shard_cache);
     word(&w, "--probe-socket", "@octavo-probe-%" PRId64 "-%d", l->self.pid, rank);
     word(&w, "--probe-port", "%d", o->probe_port ? o->probe_port + rank : 0);
     word(&w, "--step-limit", "%d", o->step_timeout_s);

@@ -12,13 +12,14 @@
 #include "coordinator/engine.h"
 #include "proto/base.h"
 
-#define LAUNCH_ARGS_MAX 40
+#define LAUNCH_ARGS_MAX 48
 
 struct launch {
     char endpoint[80];
     char cookie[65];
     struct child_parent self;
     cpu_set_t allowed;
+    int share_fd;        /* the page that ranks share while they load; -1: none */
     char **env;          /* ours and OCTAVO_COOKIE; NULL-terminated */
     char *cookie_entry;  /* the only entry of env that is ours to free */
     /* the command line of one worker, rebuilt by launch_argv */

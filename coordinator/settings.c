@@ -10,7 +10,6 @@
  */
 #include "coordinator/settings.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -49,6 +48,10 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
          .choices = "cpu|cuda",
          .shown = "cuda if there is a GPU and a worker for it",
          .help = "Backend of the workers."},
+        TEXT("devices", "LIST", devices, "all of them",
+             "GPUs that ranks get in turn, like 0,1; a GPU may serve several ranks."),
+        TEXT("shard-cache", "DIR", shard_cache, "none",
+             "Keep each rank's repacked weights here, as much again as the model, for fast starts."),
         TEXT("host", "ADDRESS", host, "127.0.0.1", "Address to listen on."),
         NUMBER("port", "N", port, 0, 65535, "8000", "Port to listen on; 0: any free one."),
         NUMBER("ctx", "TOKENS", ctx, 2, LIMIT_CONTEXT_TOKENS, "the model's",
@@ -126,22 +129,15 @@ static int find_model(struct settings *s, const char *folder, struct err_text *e
                    folder);
 }
 
-/* GPUs as the driver lists them: no library is needed to count them. */
-static int count_gpus(void) {
-    DIR *d = opendir("/proc/driver/nvidia/gpus");
-    int n = 0;
-    for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
-    if (d) closedir(d);
-    return n;
-}
-
 static void find_worker(struct settings *s, const char *folder, const char *device) {
     snprintf(s->worker_path, sizeof s->worker_path, "%.1100s/octavo-worker%s", folder,
              !strcmp(device, "cuda") ? "-cuda" : "");
 }
 
 static int find_device(struct settings *s, const char *folder, struct err_text *err) {
-    int gpus = count_gpus();
+    setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0); /* workers count as gpus.c does */
+    gpus_find(&s->gpus, "", getenv("CUDA_VISIBLE_DEVICES"));
+    int gpus = s->gpus.n;
     if (!s->device) {
         find_worker(s, folder, "cuda");
         s->device = gpus > 0 && access(s->worker_path, X_OK) == 0 ? "cuda" : "cpu";
@@ -154,8 +150,12 @@ static int find_device(struct settings *s, const char *folder, struct err_text *
     if (access(s->worker, X_OK) < 0)
         return err_set(err, ERR_SETUP, "--device %s: expected the program %.300s, found: %s",
                        s->device, s->worker, strerror(errno));
+    if (s->devices && !cuda)
+        return err_set(err, ERR_SETUP, "--devices: expected --device cuda with it, found %s",
+                       s->device);
+    if (cuda) TRY(gpus_deal(&s->gpus, s->devices, err));
     s->n_devices = cuda ? gpus : 0;
-    if (s->tp == 0) s->tp = cuda ? MIN(gpus, LIMIT_RANKS) : 8;
+    if (s->tp == 0) s->tp = cuda ? gpus_ranks(&s->gpus) : 8;
     return OK;
 }
 
@@ -216,5 +216,7 @@ int settings_fit(struct settings *s, const struct gguf *g, struct err_text *err)
         return err_set(err, ERR_SETUP,
                        "--tp: expected a divisor of the model's %" PRIu64 " heads, found %" PRId64,
                        heads, s->tp);
+    if (s->n_devices && s->tp > s->gpus.n_dealt)
+        log_info("devices_shared", "ranks=%" PRId64 " devices=%d", s->tp, s->gpus.n_dealt);
     return OK;
 }

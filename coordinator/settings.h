@@ -7,6 +7,7 @@
 #ifndef OCTAVO_COORDINATOR_SETTINGS_H
 #define OCTAVO_COORDINATOR_SETTINGS_H
 
+#include "coordinator/gpus.h"
 #include "proto/base.h"
 #include "proto/gguf.h"
 
@@ -18,7 +19,9 @@ struct settings {
     int64_t load_timeout, step_timeout, drain_timeout, restarts_max;
     int64_t reclaim_timeout, probe_port;
     const char *device_memory;
+    const char *devices, *shard_cache;
     int n_devices;
+    struct gpus gpus;
     char model_path[SETTINGS_PATH_BYTES]; /* the demonstration model, if none was named */
     char worker_path[SETTINGS_PATH_BYTES];
 };

@@ -35,7 +35,7 @@ struct slot {
 static struct {
     int64_t rank, world, context, slots, rows, incarnation, parent_pid, parent_start, index;
     int64_t probe_port, step_limit;
-    const char *model, *device, *connect, *cpus, *probe_socket;
+    const char *model, *device, *connect, *cpus, *probe_socket, *load_share, *shard_cache;
     char kind[16];
     int at;
 } o;
@@ -171,6 +171,8 @@ static void parse(int argc, char **argv) {
         {.name = "model", .value = "S", .kind = OPT_STRING, .out = &o.model},
         {.name = "device", .value = "S", .kind = OPT_STRING, .out = &o.device},
         {.name = "connect", .value = "S", .kind = OPT_STRING, .out = &o.connect},
+        {.name = "load-share", .value = "S", .kind = OPT_STRING, .out = &o.load_share},
+        {.name = "shard-cache", .value = "S", .kind = OPT_STRING, .out = &o.shard_cache},
         {.name = "cpus", .value = "S", .kind = OPT_STRING, .out = &o.cpus},
         {.name = "probe-socket", .value = "S", .kind = OPT_STRING, .out = &o.probe_socket},
         {.name = "probe-port", .value = "N", .kind = OPT_INT, .out = &o.probe_port, .max = 65535},

@@ -1,0 +1,158 @@
+/* tests/unit/test_gpus.c: GPUs are counted, dealt and given their cores, on hosts made of folders.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "coordinator/gpus.h"
+#include "coordinator/pin.h"
+
+static char root[400];
+
+static void put(const char *path, const char *text) {
+    char full[900];
+    snprintf(full, sizeof full, "%s%s", root, path);
+    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
+        *p = 0;
+        mkdir(full, 0777);
+        *p = '/';
+    }
+    if (!text) {
+        mkdir(full, 0777);
+        return;
+    }
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static int new_host(void **state) {
+    UNUSED(state);
+    const char *build = getenv("OCTAVO_BUILD_ROOT");
+    snprintf(root, sizeof root, "%.350s/test-gpus-XXXXXX", build ? build : "/tmp");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int drop_host(void **state) {
+    UNUSED(state);
+    char command[500];
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    return system(command);
+}
+
+/* Four GPUs on two nodes of four cores, listed in another order than the bus's. */
+static void four_gpus(void) {
+    put("/proc/driver/nvidia/gpus/0000:c1:00.0", NULL);
+    put("/proc/driver/nvidia/gpus/0000:01:00.0", NULL);
+    put("/proc/driver/nvidia/gpus/0000:81:00.0", NULL);
+    put("/proc/driver/nvidia/gpus/0000:41:00.0", NULL);
+    put("/sys/bus/pci/devices/0000:01:00.0/local_cpulist", "0-1,8-9\n");
+    put("/sys/bus/pci/devices/0000:41:00.0/local_cpulist", "0-1,8-9\n");
+    put("/sys/bus/pci/devices/0000:81:00.0/local_cpulist", "4-7\n");
+}
+
+static void expect_cores(const struct gpus *g, int rank, int world, const char *expected) {
+    char found[PIN_TEXT_BYTES];
+    cpu_set_t allowed, mine;
+    CPU_ZERO(&allowed);
+    for (int c = 0; c < 12; c++) CPU_SET((size_t)c, &allowed);
+    gpus_cores(g, &mine, &allowed, rank, world);
+    pin_text(found, &mine);
+    if (strcmp(found, expected))
+        fail_msg("rank %d of %d: expected cores %s, found %s", rank, world, expected, found);
+}
+
+static void gpus_stand_in_the_order_of_the_bus_and_ranks_get_the_cores_beside_them(void **state) {
+    UNUSED(state);
+    struct gpus g;
+    four_gpus();
+    gpus_find(&g, root, NULL);
+    assert_int_equal(g.n, 4);
+    assert_string_equal(g.gpu[1].pci, "0000:41:00.0");
+    assert_int_equal(gpus_deal(&g, NULL, NULL), OK);
+    assert_int_equal(gpus_ranks(&g), 4);
+    expect_cores(&g, 0, 4, "0-1"); /* ranks 0 and 1 share a node */
+    expect_cores(&g, 1, 4, "8-9");
+    expect_cores(&g, 2, 4, "4-7");
+    expect_cores(&g, 3, 4, "0-11"); /* its node is not known */
+    expect_cores(&g, 4, 8, "8");    /* two ranks on each GPU: 0 1 4 5 share four cores */
+    assert_int_equal(gpus_of_rank(&g, 6), 2);
+}
+
+static void a_list_says_which_ranks_get_which(void **state) {
+    UNUSED(state);
+    struct gpus g;
+    struct err_text err = {0};
+    four_gpus();
+    gpus_find(&g, root, NULL);
+    assert_int_equal(gpus_deal(&g, "2,2,0", &err), OK);
+    assert_int_equal(gpus_ranks(&g), 2);
+    assert_int_equal(gpus_of_rank(&g, 1), 2);
+    assert_int_equal(gpus_of_rank(&g, 5), 0);
+    const char *const wrong[] = {"", "4", "0,", ",0", "0,x", "-1", "1 2", "all"};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        if (gpus_deal(&g, wrong[i], &err) != ERR_SETUP) fail_msg("\"%s\" was taken", wrong[i]);
+        assert_non_null(strstr(err.text, "--devices: expected"));
+    }
+}
+
+static void only_visible_devices_count(void **state) {
+    UNUSED(state);
+    struct gpus g;
+    four_gpus();
+    gpus_find(&g, root, "2,0");
+    assert_int_equal(g.n, 2);
+    assert_string_equal(g.gpu[0].pci, "0000:81:00.0");
+    gpus_find(&g, root, "0,7,1"); /* CUDA stops at the first that is not there */
+    assert_int_equal(g.n, 1);
+    gpus_find(&g, root, "GPU-1473ee24,GPU-2");
+    assert_int_equal(g.n, 2);
+    gpus_find(&g, root, "");
+    assert_int_equal(g.n, 0);
+    gpus_find(&g, root, "-1");
+    assert_int_equal(g.n, 0);
+}
+
+static void device_nodes_count_where_the_driver_lists_nothing(void **state) {
+    UNUSED(state);
+    struct gpus g;
+    gpus_find(&g, root, NULL);
+    assert_int_equal(g.n, 0);
+    put("/dev/nvidia0", "");
+    put("/dev/nvidia3", "");
+    put("/dev/nvidiactl", "");
+    put("/dev/nvidia-uvm", "");
+    gpus_find(&g, root, NULL);
+    assert_int_equal(g.n, 2);
+    assert_int_equal(gpus_deal(&g, NULL, NULL), OK);
+    expect_cores(&g, 1, 2, "6-11");
+}
+
+static void three_gpus_make_two_ranks_and_nine_make_eight(void **state) {
+    UNUSED(state);
+    const int expected[] = {1, 1, 2, 2, 4, 4, 4, 4, 8, 8, 8};
+    for (int n = 1; n <= 10; n++) {
+        struct gpus g = {.n_dealt = n};
+        assert_int_equal(gpus_ranks(&g), expected[n]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(
+            gpus_stand_in_the_order_of_the_bus_and_ranks_get_the_cores_beside_them, new_host,
+            drop_host),
+        cmocka_unit_test_setup_teardown(a_list_says_which_ranks_get_which, new_host, drop_host),
+        cmocka_unit_test_setup_teardown(only_visible_devices_count, new_host, drop_host),
+        cmocka_unit_test_setup_teardown(device_nodes_count_where_the_driver_lists_nothing, new_host,
+                                        drop_host),
+        cmocka_unit_test(three_gpus_make_two_ranks_and_nine_make_eight),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
