@@ -96,9 +96,21 @@ static void take_signals(struct engine *e, uint64_t now) {
         stop_fleet(e, now);
 }
 
+/* The newborn learn what the survivors know, and all are brought to what was committed. */
+static void restore(struct engine *e, uint64_t now) {
+    struct msg *m = &e->plan->msg; /* no step is being planned */
+    sched_restore_begin(e->sched);
+    while (fleet_state(e->fleet) == FLEET_RESTORING && sched_restore_next(e->sched, m))
+        fleet_restore(e->fleet, m, now);
+    fleet_restore_end(e->fleet, now);
+    fleet_tick(e->fleet, now);
+}
+
 static void take_deaths(struct engine *e, uint64_t now) {
     fleet_tick(e->fleet, now);
+    if (fleet_take_broken(e->fleet)) sched_take_back(e->sched);
     if (fleet_take_lost(e->fleet)) sched_forget_device(e->sched);
+    if (fleet_wants_restore(e->fleet)) restore(e, now);
     if (!e->failed && (fleet_state(e->fleet) == FLEET_FAILED || fleet_exit_code(e->fleet))) {
         e->failed = true;
         e->exit_code = fleet_exit_code(e->fleet);
@@ -207,7 +219,7 @@ static void take_defaults(struct engine_options *o) {
     if (o->restarts_max == 0) o->restarts_max = 10;
     if (o->restart_window_s == 0) o->restart_window_s = 600;
     if (o->load_timeout_s == 0) o->load_timeout_s = 3600;
-    if (o->step_timeout_s == 0) o->step_timeout_s = 60;
+    if (o->step_timeout_s == 0) o->step_timeout_s = 4;
     if (o->drain_timeout_s == 0) o->drain_timeout_s = 60;
     if (o->reclaim_timeout_s == 0) o->reclaim_timeout_s = 60;
 }

@@ -64,6 +64,17 @@ int engine_retry_after(const struct engine *e);    /* seconds */
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_RECOVERING, ENGINE_DRAINING, ENGINE_FAILED };
 
+/* Why a rank had to be replaced. */
+enum engine_cause {
+    CAUSE_EXIT,     /* it ended by itself, or somebody killed it */
+    CAUSE_SILENT,   /* no heartbeat, no HELLO, not loaded in time */
+    CAUSE_STUCK,    /* it beats but does not leave its step */
+    CAUSE_FAILED,   /* it said FAILED */
+    CAUSE_NONSENSE, /* what it said does not fit */
+    ENGINE_CAUSES
+};
+const char *engine_cause_name(enum engine_cause c);
+
 struct engine_worker {
     int rank;
     int64_t pid;
@@ -74,6 +85,7 @@ struct engine_worker {
     uint64_t load_bytes, load_total;
     uint64_t memory_used_bytes, memory_free_bytes;
     int restarts;
+    int restarts_by[ENGINE_CAUSES]; /* the same, by cause */
     char last_error[256];
 };
 
@@ -104,12 +116,13 @@ struct engine_options {
     int64_t cache_tokens;        /* 0: planned from free memory */
     const int32_t *eog;          /* the model's end tokens; copied */
     int n_eog;
-    int load_timeout_s, step_timeout_s, drain_timeout_s;
+    int load_timeout_s, drain_timeout_s;
+    int step_timeout_s;          /* of a step of one row; see fleet_step.c for larger ones */
     bool progress_bar;           /* stderr is a terminal */
     int depth;                   /* steps in flight; 0: 1 */
     /* Supervision; 0 takes the default of engine.c. */
     int beat_timeout_ms;         /* a rank silent for so long is dead */
-    int restart_delay_ms;        /* before the first restart; doubles with each in the window */
+    int restart_delay_ms;        /* before a rank's second restart in a row; then it doubles */
     const char *device_memory;   /* where it is looked up, see device_memory.h; NULL: by device */
     int reclaim_timeout_s;       /* how long memory of the dead may take to return */
     int probe_port;              /* rank r answers probes on 127.0.0.1:probe_port + r; 0: none */

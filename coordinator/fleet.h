@@ -1,19 +1,27 @@
 /* coordinator/fleet.h: the worker processes as one thing that can take a step.
  *
- *                      all LOADED           all JOINED
- *      ┌──> LOADING ──────────────> JOINING ──────────> READY
- *      │       │                       │                  │   a death, silence, a step too long,
- *      │       └───────────────────────┴──────────────────┤   an answer that does not fit, FAILED
- *      │ spawn all                                        v
- *   WAITING <──────────────────────────────────────── CLEARING   kill -9 the rest, see all exits
- *   reclaim gate, back-off                                │
- *                                                         │ too many, or exit code 2 or 3
- *      fleet_stop, from anywhere                          v
+ *                 all LOADED           all JOINED             pages copied
+ *   ┌──> LOADING ────────────> JOINING ──────────> RESTORING ──────────────> READY
+ *   │       │                     │                    │                       │
+ *   │       │   a death, silence, a step too long, an answer that makes no sense, FAILED:
+ *   │       │   kill -9 that rank, ABORT to those in the group
+ *   │       └─────────────────────┴─────────┬──────────┴───────────────────────┘
+ *   │ spawn the dead, nobody else           v
+ *   └───── WAITING <─────────────────── CLEARING ⟲  a survivor that does not leave the step in time
+ *          reclaim gate, back-off           │       is dead too; until every exit and every ABORTED
+ *             │ another death: CLEARING     │       is seen
+ *             v                             │ too many restarts; exit code 2 or 3
+ *   fleet_stop, from anywhere               v
  *   STOPPING (STOP, after a bound SIGKILL) ──> STOPPED <── FAILED (kill -9, see all exits)
  *
  * One rank:  SPAWNED ─> LOADING ─> LOADED ─> READY <─> STEPPING
- *                \________\__________\________\__________\____> DEAD ─> RECLAIMING ─> SPAWNED
+ *                            ^  \        ^________│________│ ABORTED: a survivor keeps its weights
+ *   SPAWNED <─ RECLAIMING <─ DEAD <──────  from anywhere        and its caches
  *            and, asked to stop, DRAINING ─> DEAD
+ *
+ * What a recovery does to the scheduler: fleet_take_broken (steps in flight are void), and then
+ * either fleet_wants_restore (a survivor has the caches: they are copied to the newborn, every slot
+ * is told its history) or, when nobody has them, fleet_take_lost (all is computed again).
  *
  * Owns: the processes, the ROUTER socket, the shared memory of the present generation.
  * Called by: engine.c, from its tick on the loop thread.
@@ -33,8 +41,8 @@
 struct fleet;
 
 enum fleet_state {
-    FLEET_WAITING, FLEET_LOADING, FLEET_JOINING, FLEET_READY, FLEET_CLEARING, FLEET_STOPPING,
-    FLEET_FAILED, FLEET_STOPPED
+    FLEET_WAITING, FLEET_LOADING, FLEET_JOINING, FLEET_RESTORING, FLEET_READY, FLEET_CLEARING,
+    FLEET_STOPPING, FLEET_FAILED, FLEET_STOPPED
 };
 
 /* Starts all workers. Of o, strings must outlive the fleet. */
@@ -51,11 +59,19 @@ const char *fleet_why(const struct fleet *f);   /* one sentence when not ready *
 int fleet_exit_code(const struct fleet *f);     /* when FAILED or STOPPED */
 int64_t fleet_pages(const struct fleet *f);     /* cache pages; 0 before the first JOIN */
 
-/* True once after the group was lost: slots, caches and steps in flight are gone. */
+/* True once after the group fell apart: the steps in flight will not be answered. */
+bool fleet_take_broken(struct fleet *f);
+/* True once after it was found that no rank has the caches any more: slots and pages are gone. */
 bool fleet_take_lost(struct fleet *f);
 
+/* True while the newborn wait for what the survivors know: fleet_restore for every COPY, ADMIT and
+ * RESTORE, in order, then fleet_restore_end. READY follows when the pages are copied. */
+bool fleet_wants_restore(const struct fleet *f);
+void fleet_restore(struct fleet *f, struct msg *m, uint64_t now_us);
+void fleet_restore_end(struct fleet *f, uint64_t now_us);
+
 /* To every rank. m is ADMIT or STEP; the generation of a step is filled in. Only when READY. A rank
- * that cannot be reached is a lost rank, to be seen in fleet_take_lost. */
+ * that cannot be reached is a lost rank, to be seen in fleet_take_broken. */
 void fleet_send(struct fleet *f, struct msg *m, uint64_t now_us);
 
 /* The tokens of the oldest step in flight once every rank has answered it, else NULL; valid until
@@ -63,7 +79,7 @@ void fleet_send(struct fleet *f, struct msg *m, uint64_t now_us);
 const struct msg_tokens *fleet_answer(const struct fleet *f);
 void fleet_answer_done(struct fleet *f, uint64_t now_us);
 
-/* The answer of `rank` made no sense: the group is restarted. */
+/* The answer of `rank` made no sense: it is killed and replaced. */
 void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us);
 
 void fleet_stop(struct fleet *f, uint64_t now_us); /* ends in STOPPED */

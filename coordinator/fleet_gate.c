@@ -62,7 +62,11 @@ void fleet_gate_watch(struct fleet *f, uint64_t now_us) {
 void fleet_gate_begin(struct fleet *f, uint64_t now_us) {
     struct reclaim_rank dead[LIMIT_RANKS];
     int n = 0;
+    if (f->gate.verdict == RECLAIM_WAITING && !f->gate.starting) /* another died meanwhile */
+        for (int i = 0; i < f->gate.n_dead; i++)
+            f->gate.held[f->gate.dead[i].rank.rank] = f->gate.dead[i];
     for (int r = 0; r < f->world; r++) {
+        if (!f->w[r].lost) continue;
         f->w[r].state = WORKER_RECLAIMING;
         if (f->w[r].child.pid > 0) dead[n++] = rank_of(f, &f->w[r]);
     }

@@ -49,14 +49,14 @@ static struct flight *answered(struct fleet *f, struct worker *w, uint64_t id, u
         w->state = i + 1 < f->n_flight ? WORKER_STEPPING : WORKER_READY;
         return s;
     }
-    fleet_lose(f, w, now_us, "it answered step %" PRIu64 ", which it does not owe", id);
+    fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it answered step %" PRIu64 ", which it does not owe", id);
     return NULL;
 }
 
 static void hear_tokens(struct fleet *f, struct worker *w, const struct msg_tokens *t,
                         uint64_t now_us) {
     if (w->rank != 0) {
-        fleet_lose(f, w, now_us, "it sent TOKENS, which only rank 0 may");
+        fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent TOKENS, which only rank 0 may");
         return;
     }
     struct flight *s = answered(f, w, t->step_id, t->generation, now_us);
@@ -64,6 +64,23 @@ static void hear_tokens(struct fleet *f, struct worker *w, const struct msg_toke
     size_t used = offsetof(struct msg_tokens, tokens) + (size_t)t->n * sizeof t->tokens[0];
     memcpy(&s->tokens, t, used);
     s->has_tokens = true;
+}
+
+/* A step is done, or while restoring a copy. */
+static void hear_done(struct fleet *f, struct worker *w, const struct msg_done *d,
+                      uint64_t now_us) {
+    if (f->state != FLEET_RESTORING)
+        answered(f, w, d->step_id, d->generation, now_us);
+    else if (d->generation == f->generation && d->step_id == w->copied + 1)
+        w->copied = d->step_id;
+}
+
+/* It is out of the group and has let go of the others' memory. */
+static void hear_aborted(struct fleet *f, struct worker *w, uint32_t generation) {
+    if (generation != f->generation || !w->abort_us) return;
+    w->abort_us = 0;
+    w->in_group = w->joined = false;
+    w->state = WORKER_LOADED;
 }
 
 static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_t now_us) {
@@ -86,7 +103,7 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
         hear_tokens(f, w, &m->tokens, now_us);
         break;
     case MSG_DONE:
-        answered(f, w, m->done.step_id, m->done.generation, now_us);
+        hear_done(f, w, &m->done, now_us);
         break;
     case MSG_BEAT:
         w->beat = m->beat;
@@ -95,23 +112,31 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
         w->failed = m->failed;
         w->failed_us = now_us;
         break;
-    case MSG_HELLO:
     case MSG_ABORTED:
+        hear_aborted(f, w, m->aborted.generation);
+        break;
+    case MSG_HELLO:
         break;
     default:
-        fleet_lose(f, w, now_us, "it sent message type %d, which is ours to send", (int)m->type);
+        fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent message type %d, which is ours to send", (int)m->type);
     }
+}
+
+/* Of a rank given up only its last words count: they tell why it ended. */
+static bool spoke_last(int rc, const struct msg *m) {
+    return rc == OK && m->type == MSG_FAILED;
 }
 
 static void hear_from(struct fleet *f, struct wire_peer from, int rc, uint64_t now_us) {
     struct msg *m = f->in;
-    if (from.rank < 0 || from.rank >= f->world || from.incarnation != f->incarnation) return;
+    if (from.rank < 0 || from.rank >= f->world) return;
     struct worker *w = &f->w[from.rank];
+    if (from.incarnation != w->incarnation || (w->lost && !spoke_last(rc, f->in))) return;
     if (rc == ERR_VERSION) /* nothing else of such a HELLO can be read */
         fleet_fatal(f, EXIT_SETUP, now_us, "%.120s: protocol: expected %d, found %u",
                     f->o.worker_path, MSG_PROTOCOL, m->hello.protocol);
     else if (rc < 0 && w->hello)
-        fleet_lose(f, w, now_us, "it sent bytes that do not parse");
+        fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent bytes that do not parse");
     else if (rc < 0)
         return;
     else if (m->type == MSG_HELLO && !w->hello)

@@ -1,6 +1,7 @@
 /* coordinator/fleet_state.h: the inside of a fleet, for the files fleet*.c alone. See fleet.h.
  *
- * Owns: nothing.  Called by: fleet.c, fleet_gate.c, fleet_hear.c, fleet_join.c.
+ * Owns: nothing.  Called by: fleet.c, fleet_gate.c, fleet_hear.c, fleet_join.c, fleet_lose.c,
+ * fleet_step.c.
  */
 #ifndef OCTAVO_COORDINATOR_FLEET_STATE_H
 #define OCTAVO_COORDINATOR_FLEET_STATE_H
@@ -14,20 +15,30 @@
 #include "proto/wire.h"
 
 #define SECOND_US       1000000ull
+#define ABORT_LEAST_US  (SECOND_US * 3 / 4) /* ABORT to ABORTED, at the least */
 #define STOP_BOUND_US   (5 * SECOND_US)  /* STOP to SIGKILL */
 #define LAST_WORDS_US   (SECOND_US / 5)  /* how long the FAILED of a dead worker may be on its way */
 #define FAILED_BOUND_US (2 * SECOND_US)  /* FAILED to the exit that it promises */
 #define HELLO_BOUND_US  (30 * SECOND_US) /* start to HELLO */
 #define DELAY_MAX_US    (10 * SECOND_US) /* cap of the back-off */
+#define HEALTHY_US      (60 * SECOND_US) /* ready for so long: its back-off starts anew */
 #define ASLEEP_US       SECOND_US        /* a tick so late means that we were the ones asleep */
-#define ROWS_PER_SPAN   128              /* so many rows double the time a step may take */
 #define RESTARTS_KEPT   64
 
 struct worker {
     int rank;
+    uint32_t incarnation; /* how often it was started; in the name of its sockets */
     struct child child;
     enum worker_state state;
+    bool lost;     /* given up: killed, to be started again */
+    bool in_group; /* JOIN was sent, ABORTED has not come */
+    bool caches;   /* its cache pages are what the scheduler thinks */
     bool hello, loaded, joined;
+    enum engine_cause cause;
+    uint64_t lost_us, ready_us; /* given up; ready since */
+    uint64_t abort_us;          /* ABORT sent, no answer yet */
+    uint64_t copied;            /* the last COPY that it answered */
+    int streak;                 /* restarts without HEALTHY_US between them */
     bool reachable; /* its step socket is known to ours */
     bool ended;     /* its exit has been dealt with */
     uint64_t spawned_us, heard_us, exit_seen_us, failed_us, deaf_us;
@@ -36,7 +47,7 @@ struct worker {
     struct msg_failed failed; /* text empty: it said nothing */
     uint64_t load_bytes, load_total;
     uint64_t answered, last_step, last_step_us;
-    int restarts;
+    int restarts, restarts_by[ENGINE_CAUSES];
     char device[96];
     char last_error[256];
 };
@@ -44,9 +55,18 @@ struct worker {
 struct flight { /* a step in flight */
     uint64_t id;
     int rows;
-    uint64_t due_us; /* set while it is the oldest */
+    double work;               /* rows, weighed by how far they look back */
+    uint64_t due_us, begun_us; /* set anew when it becomes the oldest */
     bool has_tokens;
     struct msg_tokens tokens;
+};
+
+/* How long what took, from the first death to READY. */
+struct recovery {
+    uint64_t died_us; /* 0: none under way */
+    uint64_t lost_us, spawned_us, loaded_us, joined_us;
+    uint32_t ranks; /* bit r: rank r was replaced */
+    int64_t pages;  /* copied */
 };
 
 struct fleet {
@@ -56,7 +76,12 @@ struct fleet {
     struct wire *wire;
     uv_poll_t poll;
     enum fleet_state state;
-    uint32_t incarnation, generation;
+    uint32_t generation;
+    uint32_t needs; /* bit r: rank r lacks the caches of the present generation */
+    int root;       /* who has them; -1: nobody */
+    bool want_restore;
+    uint64_t copies; /* COPY messages sent */
+    struct recovery recovery;
     struct worker w[LIMIT_RANKS];
     int world;
     int64_t pages;
@@ -67,7 +92,10 @@ struct fleet {
     bool has_pending; /* `in` holds a message that was read to look */
     struct wire_peer pending_from;
     struct progress progress;
-    bool lost;
+    bool broken, lost;
+    double us_per_work;        /* measured; 0: not yet */
+    int stalls;                /* steps in a row that were too slow with nobody stuck */
+    uint64_t abort_bound_us;   /* how long a survivor may take to leave the step */
     uint64_t tick_us, state_us, due_us; /* last tick, state entered, next thing due in it */
     uint64_t restarts, restart_us[RESTARTS_KEPT];
     struct device_memory memory;
@@ -80,12 +108,35 @@ struct fleet {
     void *closed_user;
 };
 
-/* fleet.c: the two ways down. Both say why once, and take every process along. */
-void fleet_lose(struct fleet *f, struct worker *w, uint64_t now_us, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
+/* fleet.c */
+void fleet_enter(struct fleet *f, enum fleet_state state, uint64_t now_us);
+
+/* fleet_lose.c: one rank is given up; the fleet is. Both say why once. */
+void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint64_t now_us,
+                const char *fmt, ...) PRINTF_LIKE(5, 6);
 void fleet_fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
-void fleet_enter(struct fleet *f, enum fleet_state state, uint64_t now_us);
+/* The group falls apart and nobody is to blame yet. */
+void fleet_break(struct fleet *f, uint64_t abort_bound_us, uint64_t now_us);
+void fleet_kill_all(struct fleet *f);
+bool fleet_any_open(const struct fleet *f);
+void fleet_see_exits(struct fleet *f, uint64_t now_us);
+void fleet_check_silence(struct fleet *f, uint64_t now_us);
+void fleet_check_clear(struct fleet *f, uint64_t now_us);
+void fleet_spawn_lost(struct fleet *f, uint64_t now_us);
+
+/* fleet_step.c: how long a step may take. */
+uint64_t fleet_step_bound_us(const struct fleet *f, double work);
+uint64_t fleet_oldest_step(const struct fleet *f); /* 0: none in flight */
+void fleet_check_step(struct fleet *f, uint64_t now_us);
+
+static inline bool fleet_over(const struct fleet *f) { /* nothing more can be lost */
+    return f->state == FLEET_STOPPING || f->state == FLEET_FAILED || f->state == FLEET_STOPPED;
+}
+
+static inline struct wire_peer fleet_peer(const struct worker *w, char channel) {
+    return (struct wire_peer){w->rank, w->incarnation, channel};
+}
 
 /* fleet_gate.c: what ranks hold; whether the memory of the dead is back. passed: true, or false to be
  * asked again; a verdict other than returned ends the fleet. */
@@ -96,9 +147,10 @@ void fleet_gate_begin(struct fleet *f, uint64_t now_us);
 bool fleet_gate_begin_start(struct fleet *f, uint64_t now_us); /* true: start at once */
 bool fleet_gate_passed(struct fleet *f, uint64_t now_us);
 
-/* fleet_join.c: all are LOADED; some are JOINED. */
+/* fleet_join.c: all are LOADED; some are JOINED; pages are copied. */
 void fleet_join_all(struct fleet *f, uint64_t now_us);
 void fleet_check_join(struct fleet *f, uint64_t now_us);
+void fleet_check_restore(struct fleet *f, uint64_t now_us);
 
 /* fleet_hear.c: reads until nothing is left. */
 void fleet_hear_all(struct fleet *f, uint64_t now_us);

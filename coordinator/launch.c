@@ -21,6 +21,7 @@
 #include "coordinator/pin.h"
 
 #define WORDS_BYTES (32u << 10)
+#define PROBE_PATIENCE 15 /* a probe knows no measured rate, so it calls a step stuck later than we */
 #define SHARE_BYTES 4096 /* CONVOY_SHARE_BYTES of the worker */
 
 extern char **environ;
@@ -119,6 +120,6 @@ int launch_argv(struct launch *l, const struct engine_options *o, int rank, uint
     if (o->shard_cache) word(&w, "--shard-cache", "%s", o->shard_cache);
     word(&w, "--probe-socket", "@octavo-probe-%" PRId64 "-%d", l->self.pid, rank);
     word(&w, "--probe-port", "%d", o->probe_port ? o->probe_port + rank : 0);
-    word(&w, "--step-limit", "%d", o->step_timeout_s);
+    word(&w, "--step-limit", "%d", PROBE_PATIENCE * o->step_timeout_s);
     return OK;
 }

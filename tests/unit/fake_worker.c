@@ -1,12 +1,18 @@
 /* tests/unit/fake_worker.c: a worker without a model, for tests of the coordinator.
  *
  * Speaks the protocol; samples token 100 + hash(seed, all tokens of the slot) mod 800, so that a
- * test can tell what every stream must be. FAKE_FAULT="KIND RANK INCARNATION STEP" makes one rank
- * of one incarnation (0: of every one) misbehave, at its STEPth step where that has a meaning: die
- * exits by SIGKILL          hang      beats, but never answers again stop      stops itself
- * (SIGSTOP)    lie       answers for a slot that was not asked for setup     FAILED with exit code
- * 2 instead of LOADED device    FAILED with exit code 3 at that step unload    dies before LOADED
- * build     says HELLO with another build stay      does not follow STOP
+ * test can tell what every stream must be. FAKE_FAULT="KIND RANK INCARNATION STEP", or several with
+ * commas between them, makes one rank of one incarnation (0: of every one) misbehave, at its STEPth
+ * step where that has a meaning:
+ *   die     exits by SIGKILL                 hang    beats, but never answers again
+ *   stop    stops itself (SIGSTOP)           slow    answers when it is asked to abort the step
+ *   lie     answers for a slot that was not asked for
+ *   setup   FAILED with exit code 2 instead of LOADED
+ *   device  FAILED with exit code 3 at that step
+ *   unload  dies before LOADED               unjoin  dies when it is told to JOIN
+ *   uncopy  dies when it is told to COPY     unabort dies when it is told to ABORT
+ *   build, protocol  says HELLO with another one
+ *   stay    does not follow STOP
  *
  * Owns: its slots.  Called by: fleet.c through test_fleet.c and test_engine.c.
  * Fails how: exit code 1.
@@ -44,7 +50,7 @@ static struct wire *control, *steps;
 static struct msg in, out;
 static uint32_t generation;
 static int n_steps;
-static bool hanging;
+static bool hanging, slow;
 
 static uint64_t now_ms(void) {
     struct timespec t;
@@ -84,13 +90,15 @@ static int32_t sample(const struct slot *s) {
 static void run_step(const struct msg_step *s) {
     if (s->generation != generation) return;
     n_steps++;
+    if (slow) return;
     if (o.at == n_steps) {
         if (fault("die")) raise(SIGKILL);
         if (fault("stop")) raise(SIGSTOP);
         if (fault("device")) fail_with(EXIT_DEVICE, "the device fell off the bus");
         if (fault("hang")) hanging = true;
+        if (fault("slow")) slow = true;
     }
-    if (hanging) return;
+    if (hanging || slow) return;
     memset(&out.tokens, 0, offsetof(struct msg_tokens, tokens));
     out.tokens.step_id = s->id;
     out.tokens.generation = s->generation;
@@ -101,6 +109,7 @@ static void run_step(const struct msg_step *s) {
             fail_with(EXIT_FAILED, "an entry that does not fit its slot");
         for (int k = 0; k < e->count; k++)
             q->tokens[q->n++] = e->token_at < 0 ? q->last : s->tokens[e->token_at + k];
+        if (q->tokens[q->n - 1] < 0) fail_with(EXIT_FAILED, "nothing was sampled here");
         if (!e->samples) continue;
         q->last = sample(q);
         out.tokens.tokens[out.tokens.n++] =
@@ -119,10 +128,21 @@ static void run_step(const struct msg_step *s) {
     say(steps, MSG_DONE);
 }
 
+static void restore(const struct msg_step *s) {
+    for (int i = 0; i < s->n_entries; i++) {
+        const struct msg_entry *e = &s->entries[i];
+        struct slot *q = &slots[e->slot];
+        if (q->generation != e->slot_generation || q->n != e->pos || e->samples)
+            fail_with(EXIT_FAILED, "a history that does not fit its slot");
+        for (int k = 0; k < e->count; k++) q->tokens[q->n++] = s->tokens[e->token_at + k];
+    }
+}
+
 static void hear(struct wire *w, const struct msg *m) {
     UNUSED(w);
     switch (m->type) {
     case MSG_JOIN:
+        if (fault("unjoin")) raise(SIGKILL);
         generation = m->join.generation;
         if (m->join.shm_bytes && access(m->join.shm_path, R_OK | W_OK) < 0)
             fail_with(EXIT_FAILED, "the shared memory is not there");
@@ -133,6 +153,24 @@ static void hear(struct wire *w, const struct msg *m) {
         slots[m->admit.slot].generation = m->admit.slot_generation;
         slots[m->admit.slot].seed = m->admit.sampling.seed;
         slots[m->admit.slot].n = 0;
+        slots[m->admit.slot].last = -1;
+        break;
+    case MSG_ABORT:
+        if (fault("unabort")) raise(SIGKILL);
+        if (hanging) break;
+        slow = false;
+        if (m->abort.generation == generation) generation = 0;
+        out.aborted.generation = m->abort.generation;
+        say(control, MSG_ABORTED);
+        break;
+    case MSG_COPY:
+        if (m->copy.generation != generation) break;
+        if (fault("uncopy")) raise(SIGKILL);
+        out.done = (struct msg_done){.step_id = m->copy.id, .generation = generation};
+        say(steps, MSG_DONE);
+        break;
+    case MSG_RESTORE:
+        if (m->restore.generation == generation) restore(&m->restore);
         break;
     case MSG_STEP:
         run_step(&m->step);
@@ -183,10 +221,11 @@ static void parse(int argc, char **argv) {
         fprintf(stderr, "fake-worker: %s\n", err.text);
         exit(EXIT_SETUP);
     }
-    const char *f = getenv("FAKE_FAULT");
-    int rank, incarnation, n = 0;
-    if (f) n = sscanf(f, "%15s %d %d %d", o.kind, &rank, &incarnation, &o.at);
-    if (n < 3 || rank != o.rank || (incarnation && incarnation != o.incarnation)) o.kind[0] = 0;
+    for (const char *f = getenv("FAKE_FAULT"); f; f = strchr(f, ','), f = f ? f + 1 : NULL) {
+        int rank, incarnation, n = sscanf(f, "%15s %d %d %d", o.kind, &rank, &incarnation, &o.at);
+        if (n >= 3 && rank == o.rank && (!incarnation || incarnation == o.incarnation)) return;
+        o.kind[0] = 0;
+    }
 }
 
 int main(int argc, char **argv) {
