@@ -257,6 +257,18 @@ static void on_delta(void *user, const struct text_delta *d) {
 /* ---- submission -------------------------------------------------------------------------------
  */
 
+/* The context was looked at before: what is smaller is the cache. */
+static int fail_no_room(const struct api_job *j, size_t n_prompt, struct openai_error *e) {
+    struct engine_status st;
+    engine_status(j->work.api->engine, &st);
+    int64_t cache = st.pages_total * LIMIT_PAGE_TOKENS;
+    return openai_fail(e, ERR_LIMIT, 400, "context_length_exceeded",
+                       j->kind == OPENAI_CHAT ? "messages" : "prompt",
+                       "This server's cache holds %lld tokens, and the prompt's %zu tokens leave "
+                       "no room in it. Please shorten it.",
+                       (long long)cache, n_prompt);
+}
+
 static int choice_submit(struct api_choice *c, struct openai_error *e) {
     struct api_job *j = c->job;
     struct api *a = j->work.api;
@@ -291,10 +303,7 @@ static int choice_submit(struct api_choice *c, struct openai_error *e) {
         c->submitted = true;
         return OK;
     case ERR_LIMIT:
-        return openai_fail(e, ERR_LIMIT, 400, "context_length_exceeded", NULL,
-                           "This model's maximum context length is %lld tokens; the prompt's %zu "
-                           "tokens leave no room.",
-                           (long long)a->o.context, p->n);
+        return fail_no_room(j, p->n, e);
     case ERR_FULL:
         return openai_fail(e, ERR_FULL, 503, "queue_full", NULL,
                            "The queue is full; try again later.");

@@ -139,6 +139,7 @@ const char *engine_state_name(enum engine_state s) {
 
 void engine_status(const struct engine *e, struct engine_status *out) {
     *out = (struct engine_status){.state = e->state, .n_workers = 2, .running = fake_living(e)};
+    out->pages_total = 3;
     snprintf(out->why, sizeof out->why, "rank 1 is \"loading\"");
     for (int i = 0; i < 2; i++) {
         struct engine_worker *w = &out->workers[i];

@@ -500,6 +500,17 @@ static void bad_requests_name_the_field(void **state) {
     assert_int_equal(engine.n_submitted, 0);
 }
 
+static void a_prompt_too_long_for_the_cache_is_told_the_size_of_the_cache(void **state) {
+    UNUSED(state);
+    json_t *j;
+    engine.submit_rc = ERR_LIMIT;
+    assert_int_equal(ask(CHAT, "{" HELLO "}", &j), 400);
+    assert_string_equal(str(j, "error.code"), "context_length_exceeded");
+    assert_string_equal(str(j, "error.param"), "messages");
+    assert_non_null(strstr(str(j, "error.message"), "holds 192 tokens"));
+    json_decref(j);
+}
+
 /* {"prompt": […n ids…]} */
 static char *prompt_of(size_t n) {
     struct http_buf b = {0};
@@ -864,6 +875,7 @@ int main(int argc, char **argv) {
         API_TEST(prompts_times_n_choices_come_in_order),
         API_TEST(text_log_probabilities_have_the_older_shape),
         API_TEST(bad_requests_name_the_field),
+        API_TEST(a_prompt_too_long_for_the_cache_is_told_the_size_of_the_cache),
         API_TEST(a_prompt_that_leaves_no_room_is_refused_with_both_counts),
         API_TEST(a_full_queue_says_when_to_come_back),
         API_TEST(an_engine_error_is_a_status_before_and_an_event_after_the_first_token),
