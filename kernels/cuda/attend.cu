@@ -341,6 +341,7 @@ size_t cuda_attend_scratch(const struct kdims *d, const struct kbounds *b) {
 }
 
 void cuda_attend(struct kctx *c, const struct kop_attend *o) {
+    cuda_image_forget(c);
     const struct kdims *d = o->dims;
     int T = o->batch->n_rows;
     if (T == 0) return;

@@ -45,8 +45,8 @@ void *cuda_work(struct kctx *c, size_t bytes) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Half precision activations of a decode step: 64 rows of 32768 values. */
-#define WORK_BYTES ((size_t)4 << 20)
+/* Activations of a decode step as bytes: 64 rows of 64 heads of 512 values, and some. */
+#define WORK_BYTES ((size_t)8 << 20)
 
 static bool set_up(struct kctx *c, int device, char *err, size_t err_bytes) {
     cudaFuncAttributes attr;
@@ -145,6 +145,7 @@ static void cuda_free(struct kctx *c, dptr p) {
 }
 
 static void cuda_put(struct kctx *c, dptr dst, const void *src, size_t bytes) {
+    cuda_image_forget(c);
     if (bytes) CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, c->stream));
 }
 
@@ -154,6 +155,7 @@ static void cuda_get(struct kctx *c, void *dst, const void *src, size_t bytes) {
 }
 
 static void cuda_zero(struct kctx *c, dptr dst, size_t bytes) {
+    cuda_image_forget(c);
     if (bytes) CU(cudaMemsetAsync(dst, 0, bytes, c->stream));
 }
 
@@ -181,6 +183,7 @@ static size_t cuda_scratch_bytes(const struct kdims *d, const struct kbounds *b)
  * the first run has sized the workspace and loaded the kernels. */
 static bool cuda_graph_begin(struct kctx *c, uint64_t key) {
     CU_REQUIRE(!c->capturing);
+    cuda_image_forget(c);
     int i = 0;
     while (i < c->n_graphs && c->graphs[i].key != key) i++;
     if (i < c->n_graphs) {

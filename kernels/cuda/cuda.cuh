@@ -57,12 +57,30 @@ struct kctx {
     size_t work_bytes;
     void *outgrown[OUTGROWN_MAX]; /* workspaces that were too small */
     int n_outgrown;
+    struct { /* what stands as bytes at the start of work: see cuda_image_remember */
+        const float *x;
+        int64_t x_row, cols;
+        int n_rows;
+    } image;
     void *stage;    /* file-order rows on their way into a packed matrix */
     size_t stage_bytes;
 };
 
 /* At least `bytes` of the context's own workspace. Grows only outside of a capture. */
 void *cuda_work(struct kctx *c, size_t bytes);
+
+/* The rows of x whose bytes (gemv.cuh) stand at the start of the workspace, so that the operation
+ * after next need not make them again. Whoever uses the workspace, or may write x, forgets. */
+static inline void cuda_image_remember(struct kctx *c, const float *x, int64_t x_row, int n_rows,
+                                       int64_t cols) {
+    c->image.x = x, c->image.x_row = x_row, c->image.n_rows = n_rows, c->image.cols = cols;
+}
+static inline void cuda_image_forget(struct kctx *c) { c->image.x = NULL; }
+static inline bool cuda_image_is(const struct kctx *c, const float *x, int64_t x_row, int n_rows,
+                                 int64_t cols) {
+    return x && c->image.x == x && c->image.x_row == x_row && c->image.n_rows == n_rows &&
+           c->image.cols == cols;
+}
 
 /* Element type of the caches: false f16 (the default), true f32 (OCTAVO_CUDA_CACHE=f32). */
 bool cuda_cache_f32(void);

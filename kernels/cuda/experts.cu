@@ -348,8 +348,7 @@ struct few_args {
     int ring;              /* bytes of a warp's ring */
     int x_bytes;           /* of shared memory for x */
     const int32_t *seg, *list;
-    const float *x;        /* row list[i] / x_div */
-    int64_t x_row;
+    const uint8_t *image;  /* x as bytes; row list[i] / x_div */
     int x_div, n_rows;
     float *y;              /* row list[i] */
     int64_t y_row;
@@ -404,14 +403,14 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
         int n = seg[2], run_x = gv_run_x(n), stage = a.x_bytes / run_x;
         bool keep = stage >= runs && staged >= 0 &&
                     (staged == segment || (a.n_rows == 1 && a.x_div > 1));
-        struct gv_x from = {a.x, a.x_row, list, a.x_div};
+        struct gv_x from = {a.image, runs, 0, 0, list, a.x_div};
         float acc[4] = {0, 0, 0, 0};
         int run = tile < tiles ? wk : runs;
         for (int run0 = 0; run0 < runs; run0 += stage) {
             int end = min(runs, run0 + stage);
             if (!keep) {
                 if (staged >= 0) __syncthreads();
-                gv_stage(s.x, from, n, run0, end - run0, a.cols);
+                gv_stage(s.x, from, n, run0, end - run0);
                 __syncthreads();
             }
             staged = segment;
@@ -546,13 +545,17 @@ void cuda_experts_up(struct kctx *c, const struct kop_experts_up *o) {
         a.mat[0] = few_mat(o->gate, 0), a.mat[1] = few_mat(o->up, 0);
         a.rows = (int)F, a.cols = (int)D;
         a.seg = p.seg, a.list = p.list;
-        a.x = o->x, a.x_row = D, a.x_div = U, a.n_rows = T, a.y = o->act, a.y_row = F;
+        if (!cuda_image_is(c, o->x, D, T, D)) gv_quantize(c, 0, o->x, D, 0, T, 1, D);
+        cuda_image_forget(c);
+        a.image = (const uint8_t *)c->work;
+        a.x_div = U, a.n_rows = T, a.y = o->act, a.y_row = F;
         few_launch(c, &a, 2, segs_max(d, T));
         return;
     }
     struct pair_product h = {};
     h.w = o->gate, h.n = (int)F, h.x = o->x, h.x_row = D, h.x_div = U, h.ids = o->ids;
     h.y = o->act, h.y_row = F, h.rows_of_step = T;
+    cuda_image_forget(c);
     void *xh = cuda_work(c, gemm_xh_bytes(T, D));
     if (!dense || !type_is_dense(o->gate->type) || !type_is_dense(o->up->type))
         cuda_gemm_convert(c, xh, o->x, D, 0, T, 1, (int)D);
@@ -601,10 +604,12 @@ void cuda_experts_down(struct kctx *c, const struct kop_experts_down *o) {
     }
     bool dense = type_is_dense(o->down->type), few = T <= FEW_ROWS && !dense;
     void *xh = NULL;
+    cuda_image_forget(c);
     if (!few && !dense) {
         xh = cuda_work(c, gemm_xh_bytes((int64_t)T * U, F));
         cuda_gemm_convert(c, xh, o->act, F, 0, T * U, 1, F);
     }
+    if (few) gv_quantize(c, 0, o->act, F, 0, T * U, 1, F);
     int slice = slice_rows((int64_t)T * U, D);
     for (int row0 = 0; row0 < D; row0 += slice) {
         int n = std::min(slice, D - row0);
@@ -613,7 +618,8 @@ void cuda_experts_down(struct kctx *c, const struct kop_experts_down *o) {
             a.mat[0] = few_mat(o->down, row0);
             a.rows = n, a.cols = F;
             a.seg = p.seg, a.list = p.list;
-            a.x = o->act, a.x_row = F, a.x_div = 1, a.n_rows = T, a.y = p.partial, a.y_row = n;
+            a.image = (const uint8_t *)c->work;
+            a.x_div = 1, a.n_rows = T, a.y = p.partial, a.y_row = n;
             few_launch(c, &a, 1, segs_max(d, T));
         } else {
             struct pair_product h = {};

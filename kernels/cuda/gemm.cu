@@ -22,17 +22,27 @@
 #define W_SCALE   64.f
 #define STEP      64 /* columns of x staged at a time */
 #define RING      2
+#define STAGES_MAX 6
 #define N_TILES   (GEMM_COLS / 8)
 #define STAGE_BYTES (GEMM_COLS * STEP * 2)
 
-struct gemm_args {
-    const uint8_t *w, *w2;
-    int64_t w_mat, y_row, y_head;
-    const __half *xh;
+struct gemm_matrix {
+    const uint8_t *w;
     float *y;
+    int64_t y_row;
+    int n_rows, first_block;
+};
+
+struct gemm_args {
+    struct gemm_matrix mat[GEMM_JOBS]; /* several share x; one when grouped */
+    int n_mats;
+    const uint8_t *w2;
+    int64_t w_mat, y_head;
+    const __half *xh;
     int cols, xh_cols; /* xh_cols: padded to STEP */
-    int row0, n_rows;  /* weight rows */
+    int row0;          /* first weight row */
     int n_x, heads;
+    int stages;        /* of GEMM_COLS rows of x; twice as many for half as many rows */
     const int32_t *seg, *list; /* grouped when seg is given */
     int x_div;
     enum gemm_mode mode;
@@ -81,12 +91,32 @@ template <int TYPE> static constexpr __host__ __device__ int run_bytes(void) {
     return run_cols<TYPE>() / quant<TYPE>::cols * quant<TYPE>::bytes;
 }
 
-template <int TYPE, int WARPS> static constexpr __host__ __device__ int stages(void) {
-    return WARPS == 4 && run_bytes<TYPE>() > 2900 ? 2 : 3;
+template <int TYPE, int WARPS> static constexpr __host__ __device__ int ring_bytes(void) {
+    return WARPS * RING * 2 * run_bytes<TYPE>() + WARPS * RING * 8;
 }
-template <int TYPE, int WARPS> static constexpr __host__ __device__ int smem_bytes(void) {
-    return WARPS * RING * 2 * run_bytes<TYPE>() + WARPS * RING * 8 +
-           stages<TYPE, WARPS>() * STAGE_BYTES + GEMM_COLS * 4;
+template <int TYPE, int WARPS> static int smem_bytes(int stages) {
+    return ring_bytes<TYPE, WARPS>() + stages * STAGE_BYTES + GEMM_COLS * 4;
+}
+/* As many stages of x as fit: one block per multiprocessor of eight warps, two of four. */
+template <int TYPE, int WARPS> static int stages_of(const struct kctx *c) {
+    int limit = WARPS == 8 ? c->smem_block : std::min(c->smem_block, 113 * 1024), n = STAGES_MAX;
+    while (n > 2 && smem_bytes<TYPE, WARPS>(n) > limit) n--;
+    return n;
+}
+
+/* All but the newest `n` groups have arrived. */
+static __device__ __forceinline__ void wait_groups(int n) {
+    switch (n) {
+    case 0: cp_async_wait<0>(); break;
+    case 1: cp_async_wait<1>(); break;
+    case 2: cp_async_wait<2>(); break;
+    case 3: cp_async_wait<3>(); break;
+    case 4: cp_async_wait<4>(); break;
+    case 5: cp_async_wait<5>(); break;
+    case 6: cp_async_wait<6>(); break;
+    case 8: cp_async_wait<8>(); break;
+    default: cp_async_wait<10>(); break;
+    }
 }
 
 /* Scaled weights of 32 columns as the operand of two products: a[0..3] and a[4..7]. */
@@ -118,14 +148,14 @@ template <int TYPE, int WARPS>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
     gemm_kernel(const __grid_constant__ struct gemm_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
-    constexpr int STAGES = stages<TYPE, WARPS>(), RB = run_bytes<TYPE>(), RC = run_cols<TYPE>();
+    constexpr int RB = run_bytes<TYPE>(), RC = run_cols<TYPE>();
     constexpr int PIECES = GEMM_COLS * 8 / (WARPS * 32);
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     uint8_t *ring_ptr = smem + warp * RING * 2 * RB;
     uint32_t ring = smem_addr(ring_ptr);
     uint32_t bar = smem_addr(smem + WARPS * RING * 2 * RB) + warp * RING * 8;
     uint8_t *xs = smem + WARPS * RING * 2 * RB + WARPS * RING * 8;
-    int *row_of = (int *)(xs + STAGES * STAGE_BYTES);
+    int *row_of = (int *)(xs + a.stages * STAGE_BYTES);
 
     if (lane == 0) {
         for (int i = 0; i < RING; i++) mbar_init(bar + 8 * i, 1);
@@ -134,7 +164,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
     __syncwarp();
     gdc_trigger();
     gdc_wait();
-    int block, n, head = 0, matrix = 0;
+    int block, n, head = 0, matrix = 0, job = 0;
     const bool grouped = a.seg != NULL, pair = a.mode == GEMM_GATE_UP;
     if (grouped) {
         if ((int)blockIdx.y >= a.seg[0]) return;
@@ -146,20 +176,25 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
     } else {
         n = min(GEMM_COLS, a.n_x - (int)blockIdx.x * GEMM_COLS);
         block = blockIdx.y;
+        while (job + 1 < a.n_mats && block >= a.mat[job + 1].first_block) job++;
+        block -= a.mat[job].first_block;
         head = matrix = blockIdx.z;
         for (int i = threadIdx.x; i < n; i += WARPS * 32)
             row_of[i] = (blockIdx.x * GEMM_COLS + i) * a.heads + head;
     }
     __syncthreads();
-    int n_tiles = (n + 7) / 8;
+    const struct gemm_matrix &mat = a.mat[job];
+    int n_tiles = (n + 7) / 8, half_full = n <= GEMM_COLS / 2;
+    int stages = half_full ? 2 * a.stages : a.stages;
+    int stage_rows = half_full ? GEMM_COLS / 2 : GEMM_COLS, stage_bytes = stage_rows * STEP * 2;
 
     /* weights: two tiles of this warp */
     int64_t tile_bytes = (int64_t)(a.cols / quant<TYPE>::cols) * quant<TYPE>::bytes;
-    int tiles = (a.n_rows + 15) / 16, tile[2];
+    int tiles = (mat.n_rows + 15) / 16, tile[2];
     const uint8_t *src[2];
     for (int i = 0; i < 2; i++) {
         tile[i] = pair ? block * WARPS + warp : (block * WARPS + warp) * 2 + i;
-        const uint8_t *w = pair && i == 1 ? a.w2 : a.w;
+        const uint8_t *w = pair && i == 1 ? a.w2 : mat.w;
         src[i] = w + matrix * a.w_mat + (a.row0 / 16 + min(tile[i], tiles - 1)) * tile_bytes;
     }
     int runs = (a.cols + RC - 1) / RC;
@@ -187,20 +222,22 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
     }
     uint32_t xs_addr = smem_addr(xs);
     int steps = a.xh_cols / STEP;
+    int put = 0, take = 0; /* stages */
     auto stage = [&](int step) {
         if (step < steps) {
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
                 int p = threadIdx.x + i * WARPS * 32, row = p / 8, q = p % 8;
                 if (row < n_tiles * 8)
-                    cp_async16(xs_addr + step % STAGES * STAGE_BYTES +
-                                   (q / 4 * GEMM_COLS + row) * 64 + q % 4 * 16,
+                    cp_async16(xs_addr + put * stage_bytes + (q / 4 * stage_rows + row) * 64 +
+                                   q % 4 * 16,
                                a.xh + from[i] + step * STEP, have[i]);
             }
         }
+        if (++put == stages) put = 0;
         cp_async_commit();
     };
-    for (int i = 0; i < STAGES - 1; i++) stage(i);
+    for (int i = 0; i < stages - 1; i++) stage(i);
 
     float acc[2][N_TILES][4];
 #pragma unroll
@@ -222,10 +259,11 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
         for (int s = 0; s < RC / STEP; s++) {
             int step = run * (RC / STEP) + s;
             if (step >= steps) break;
-            cp_async_wait<STAGES - 2>();
+            wait_groups(stages - 2);
             __syncthreads();
-            stage(step + STAGES - 1);
-            const uint8_t *xb = xs + step % STAGES * STAGE_BYTES + lane * 16;
+            stage(step + stages - 1);
+            const uint8_t *xb = xs + take * stage_bytes + lane * 16;
+            if (++take == stages) take = 0;
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 if (quant<TYPE>::cols == 32 && step * STEP + 32 * b >= a.cols) break;
@@ -243,7 +281,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
 #pragma unroll
                 for (int j = 0; j < N_TILES; j++) {
                     if (j < n_tiles) {
-                        uint4 x = *(const uint4 *)(xb + (b * GEMM_COLS + 8 * j) * 64);
+                        uint4 x = *(const uint4 *)(xb + (b * stage_rows + 8 * j) * 64);
 #pragma unroll
                         for (int i = 0; i < 2; i++) {
                             mma16816(acc[i][j], w[i][0], w[i][1], w[i][2], w[i][3], x.x, x.y);
@@ -266,13 +304,13 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
             int col = 8 * j + 2 * t + k % 2;
             if (col >= n) continue;
             int64_t y_row = grouped ? row_of[col] : (int)blockIdx.x * GEMM_COLS + col;
-            float *y = a.y + y_row * a.y_row + head * a.y_head;
+            float *y = mat.y + y_row * mat.y_row + head * a.y_head;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int r = tile[i] * 16 + g + k / 2 * 8;
                 float v = acc[i][j][k] * unscale;
                 if (pair) v = silu(v) * (acc[1][j][k] * unscale);
-                if (r >= a.n_rows || (pair && i == 1)) continue;
+                if (r >= mat.n_rows || (pair && i == 1)) continue;
                 if (a.mode == GEMM_TIMES_GATE) v *= silu(y[r]);
                 y[r] = v;
             }
@@ -285,63 +323,79 @@ template <int TYPE> static constexpr bool common(void) {
     return TYPE == KT_Q8_0 || TYPE == KT_Q4_K || TYPE == KT_Q5_K || TYPE == KT_Q6_K;
 }
 
-template <int TYPE>
-static void gemm_typed(struct kctx *c, const struct gemm_args *a, int segs) {
-    int tile_rows = a->mode == GEMM_GATE_UP ? 16 : 32;
-    int64_t columns = a->seg ? segs : ceil_div(a->n_x, GEMM_COLS) * a->heads;
-    /* eight warps where their blocks still leave every multiprocessor work */
-    bool wide = common<TYPE>() && c->smem_block > 180 * 1024 &&
-                ceil_div(a->n_rows, 8 * tile_rows) * columns >= c->sms;
-    unsigned blocks = (unsigned)ceil_div(a->n_rows, (wide ? 8 : 4) * tile_rows);
+template <int TYPE, int WARPS>
+static void gemm_launch(struct kctx *c, struct gemm_args *a, int segs, int tile_rows) {
+    unsigned blocks = 0;
+    for (int i = 0; i < a->n_mats; i++) {
+        a->mat[i].first_block = (int)blocks;
+        blocks += (unsigned)ceil_div(a->mat[i].n_rows, WARPS * tile_rows);
+    }
+    a->stages = stages_of<TYPE, WARPS>(c);
     dim3 grid(blocks, (unsigned)segs);
     if (!a->seg)
         grid = dim3((unsigned)ceil_div(a->n_x, GEMM_COLS), blocks, (unsigned)a->heads);
+    launch(c, gemm_kernel<TYPE, WARPS>, grid, WARPS * 32,
+           (size_t)smem_bytes<TYPE, WARPS>(a->stages), *a);
+}
+
+template <int TYPE> static void gemm_typed(struct kctx *c, struct gemm_args *a, int segs) {
+    int tile_rows = a->mode == GEMM_GATE_UP ? 16 : 32;
+    int64_t columns = a->seg ? segs : ceil_div(a->n_x, GEMM_COLS) * a->heads, blocks = 0;
+    for (int i = 0; i < a->n_mats; i++) blocks += ceil_div(a->mat[i].n_rows, 8 * tile_rows);
+    /* eight warps where their blocks still leave every multiprocessor work */
+    bool wide = common<TYPE>() && c->smem_block > 180 * 1024 && blocks * columns >= c->sms;
     if constexpr (common<TYPE>()) {
         if (wide) {
-            launch(c, gemm_kernel<TYPE, 8>, grid, 256, (size_t)smem_bytes<TYPE, 8>(), *a);
+            gemm_launch<TYPE, 8>(c, a, segs, tile_rows);
             return;
         }
     }
-    launch(c, gemm_kernel<TYPE, 4>, grid, 128, (size_t)smem_bytes<TYPE, 4>(), *a);
+    gemm_launch<TYPE, 4>(c, a, segs, tile_rows);
 }
 
-void cuda_gemm(struct kctx *c, const struct gemm_job *j, bool x_same) {
-    struct gemm_args a = {};
-    int64_t x_rows = (int64_t)j->n_rows * j->heads;
-    void *xh = cuda_work(c, gemm_xh_bytes(x_rows, j->cols));
-    if (!x_same)
-        cuda_gemm_convert(c, xh, j->x, j->x_row, j->x_head, j->n_rows, j->heads, j->cols);
-    a.w = j->w, a.w_mat = j->w_head, a.y = j->y, a.y_row = j->y_row, a.y_head = j->y_head;
-    a.xh = (const __half *)xh, a.cols = j->cols, a.xh_cols = (int)xh_cols(j->cols);
-    a.n_rows = j->rows, a.n_x = j->n_rows, a.heads = j->heads, a.x_div = 1;
-    switch (j->type) {
+static void gemm_dispatch(struct kctx *c, struct gemm_args *a, int type, int segs) {
+    switch (type) {
 #define X(t)                                                                                       \
-    case t: gemm_typed<t>(c, &a, 0); break;
+    case t: gemm_typed<t>(c, a, segs); break;
         QUANT_TYPES(X)
 #undef X
     default: CU_REQUIRE(!"a quantised type");
     }
+}
+
+void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same) {
+    struct gemm_args a = {};
+    int64_t x_rows = (int64_t)j->n_rows * j->heads;
+    CU_REQUIRE(n_jobs <= GEMM_JOBS);
+    cuda_image_forget(c);
+    void *xh = cuda_work(c, gemm_xh_bytes(x_rows, j->cols));
+    if (!x_same)
+        cuda_gemm_convert(c, xh, j->x, j->x_row, j->x_head, j->n_rows, j->heads, j->cols);
+    for (int i = 0; i < n_jobs; i++)
+        a.mat[i] = {j[i].w, j[i].y, j[i].y_row, j[i].rows, 0};
+    a.n_mats = n_jobs;
+    a.w_mat = j->w_head, a.y_head = j->y_head;
+    a.xh = (const __half *)xh, a.cols = j->cols, a.xh_cols = (int)xh_cols(j->cols);
+    a.n_x = j->n_rows, a.heads = j->heads, a.x_div = 1;
+    gemm_dispatch(c, &a, j->type, 0);
 }
 
 void cuda_gemm_grouped(struct kctx *c, const struct gemm_groups *g) {
     struct gemm_args a = {};
-    a.w = g->w, a.w2 = g->w2, a.w_mat = g->w_mat, a.y = g->y, a.y_row = g->y_row;
+    a.mat[0] = {g->w, g->y, g->y_row, g->n_rows, 0};
+    a.n_mats = 1;
+    a.w2 = g->w2, a.w_mat = g->w_mat;
     a.xh = (const __half *)g->xh, a.cols = g->cols, a.xh_cols = (int)xh_cols(g->cols);
-    a.row0 = g->row0, a.n_rows = g->n_rows, a.heads = 1;
+    a.row0 = g->row0, a.heads = 1;
     a.seg = g->seg, a.list = g->list, a.x_div = g->x_div, a.mode = g->mode;
-    switch (g->type) {
-#define X(t)                                                                                       \
-    case t: gemm_typed<t>(c, &a, g->segs_max); break;
-        QUANT_TYPES(X)
-#undef X
-    default: CU_REQUIRE(!"a quantised type");
-    }
+    gemm_dispatch(c, &a, g->type, g->segs_max);
 }
 
 template <int TYPE> static void allow_typed(struct kctx *c) {
-    allow_smem(gemm_kernel<TYPE, 4>, smem_bytes<TYPE, 4>());
+    allow_smem(gemm_kernel<TYPE, 4>, smem_bytes<TYPE, 4>(stages_of<TYPE, 4>(c)));
     if constexpr (common<TYPE>())
-        if (c->smem_block > 180 * 1024) allow_smem(gemm_kernel<TYPE, 8>, smem_bytes<TYPE, 8>());
+        if (c->smem_block > 180 * 1024)
+            allow_smem(gemm_kernel<TYPE, 8>, smem_bytes<TYPE, 8>(stages_of<TYPE, 8>(c)));
 }
 
 void cuda_gemm_init(struct kctx *c) {

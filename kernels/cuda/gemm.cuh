@@ -16,8 +16,10 @@ struct gemm_job {
     int type, rows, cols, heads, n_rows;
 };
 
-/* x_same: x is that of the previous call and still stands converted in the workspace. */
-void cuda_gemm(struct kctx *c, const struct gemm_job *j, bool x_same);
+/* Up to GEMM_JOBS products of the same x, type and columns (one if there are heads). x_same: x is
+ * that of the previous call and still stands converted in the workspace. */
+#define GEMM_JOBS 4
+void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same);
 
 /* Rows of x grouped by the matrix that multiplies them, as experts.cu leaves them on the device:
  * seg[0] = number of segments; then {matrix, first, count} each, count <= GEMM_COLS; list: row

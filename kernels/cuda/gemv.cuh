@@ -34,6 +34,7 @@
 #define GV_RING    11264 /* bytes of a warp's ring: two runs of Q8_0, four of Q4_K or Q5_K */
 #define GV_RING_SMALL 8704
 #define GV_ROWS    8    /* of x */
+#define GV_RECORD  592  /* bytes of one row of x over one run, see gv_stage */
 
 /* Shared memory of a block, in order: rings, barriers, partial sums, then x. */
 #define GV_BAR_BYTES (GV_WARPS * GV_SLOTS * 8)
@@ -44,7 +45,9 @@ static __host__ __device__ inline int gv_fixed(int ring) {
     return GV_WARPS * ring + GV_BAR_BYTES + GV_RED_BYTES;
 }
 /* x of one run: bytes, sums, scales. */
-static __host__ __device__ inline int gv_run_x(int rows) { return 2 * rows * (256 + 32 + 4); }
+static __host__ __device__ inline int gv_run_x(int rows) {
+    return (2 * rows * (256 + 32 + 4) + 15) / 16 * 16;
+}
 
 struct gv_plan {
     int ring; /* bytes of a warp's ring */
@@ -62,6 +65,14 @@ static inline struct gv_plan gv_plan(const struct kctx *c, int64_t cols, int row
     if (p.runs > runs) p.runs = runs;
     p.smem = gv_fixed(p.ring) + p.runs * gv_run_x(rows);
     return p;
+}
+
+/* Rows of x as bytes in the context's workspace at `offset` (bytes, a multiple of 256): row t of head h
+ * is record row t * heads + h. Returns the end of what was written. matmul.cu */
+size_t gv_quantize(struct kctx *c, size_t offset, const float *x, int64_t x_row, int64_t x_head,
+                   int n_rows, int heads, int64_t cols);
+static inline size_t gv_image_bytes(int64_t rows, int64_t cols) {
+    return (size_t)rows * (size_t)ceil_div(cols, GV_RUN) * GV_RECORD;
 }
 
 #if defined(__CUDACC__)
@@ -128,63 +139,54 @@ static __device__ __forceinline__ uint32_t pack_bytes(int a, int b, int c, int d
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-/* Stages `n` runs from run0 on of `rows` rows of x; columns past `cols` are zero. A warp takes one run
- * of one row at a time. The caller synchronises before and after. Not inlined, and loops below are
- * rolled on purpose: kernels of a step follow each other within microseconds, and code that does not
- * stay in the instruction caches costs more than it saves. */
+
+/* x in global memory as bytes, made once per product by gv_quantize: a record per row and run of 256
+ * hi bytes, 256 lo bytes, their sums over sixteen columns (32 + 32 bytes) and the scale. Row r of a
+ * product is record row base + r * step, or list[r] / div. */
 struct gv_x {
-    const float *x;
-    int64_t row;
-    const int32_t *list; /* NULL, or row r of x is row list[r] / div */
+    const uint8_t *image;
+    int runs;
+    int base, step;
+    const int32_t *list;
     int div;
 };
 
+/* Stages `n` runs from run0 on of `rows` rows of x, a warp one run of one row at a time, four of them
+ * in flight. The caller synchronises before and after. Not inlined, and loops are rolled on purpose:
+ * kernels of a step follow each other within microseconds, and code is fetched too. */
 static __device__ __noinline__ void gv_stage(uint8_t *staged, struct gv_x from, int rows, int run0,
-                                             int n, int cols) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, b = lane >> 2, t = lane & 3;
-    int columns = 2 * rows, run_x = gv_run_x(rows);
+                                             int n) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int columns = 2 * rows, run_x = gv_run_x(rows), items = n * rows;
 #pragma unroll 1
-    for (int i = warp; i < n * rows; i += GV_WARPS) {
-        int row = i % rows, run = i / rows, k = (run0 + run) * GV_RUN + 32 * b;
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, most = 0;
-        if (k < cols) {
-            int64_t at = from.list ? from.list[row] / from.div : row;
-            const float *x = from.x + at * from.row + k + 4 * t;
-            float4 e = load_float4(x), f = load_float4(x + 16);
-            v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w;
-            v[4] = f.x, v[5] = f.y, v[6] = f.z, v[7] = f.w;
-        }
-        for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(v[j]));
-        most = warp_max(most);
-        float inverse = most > 0 ? 32512.f / most : 0.f, scale = most / 32512.f;
-        int hi[8], lo[8];
-        for (int j = 0; j < 8; j++) {
-            int q = __float2int_rn(v[j] * inverse);
-            hi[j] = (q + 128) >> 8;
-            lo[j] = q - 256 * hi[j];
-        }
-        int hi_at = rows <= 4 ? 2 * row : row, lo_at = rows <= 4 ? 2 * row + 1 : rows + row;
-        uint8_t *x = staged + run * run_x;
-        uint2 h = make_uint2(pack_bytes(hi[0], hi[1], hi[2], hi[3]),
-                             pack_bytes(hi[4], hi[5], hi[6], hi[7]));
-        uint2 l = make_uint2(pack_bytes(lo[0], lo[1], lo[2], lo[3]),
-                             pack_bytes(lo[4], lo[5], lo[6], lo[7]));
-        *(uint2 *)(x + (b * columns + hi_at) * 32 + t * 8) = h;
-        *(uint2 *)(x + (b * columns + lo_at) * 32 + t * 8) = l;
-        int sum[4] = {__dp4a((int)h.x, 0x01010101, 0), __dp4a((int)h.y, 0x01010101, 0),
-                      __dp4a((int)l.x, 0x01010101, 0), __dp4a((int)l.y, 0x01010101, 0)};
+    for (int i0 = warp; i0 < items; i0 += 4 * GV_WARPS) {
+        uint4 v[4], sum[4];
+        float scale[4];
+#pragma unroll
         for (int j = 0; j < 4; j++) {
-            sum[j] += __shfl_xor_sync(~0u, sum[j], 1);
-            sum[j] += __shfl_xor_sync(~0u, sum[j], 2);
+            int i = i0 + j * GV_WARPS, row = i % rows, run = i / rows;
+            if (i >= items) break;
+            int at = from.list ? from.list[row] / from.div : from.base + row * from.step;
+            const uint8_t *r = from.image + ((int64_t)at * from.runs + run0 + run) * GV_RECORD;
+            v[j] = *(const uint4 *)(r + 16 * lane);
+            if (lane < 4) sum[j] = *(const uint4 *)(r + 512 + 16 * lane);
+            if (lane < 2) scale[j] = *(const float *)(r + 576);
         }
-        /* thread t writes one of the group's four sums; sixteens 2t, 2t+1, 2t+8, 2t+9 lie together */
-        int mine = t == 0 ? sum[0] : t == 1 ? sum[1] : t == 2 ? sum[2] : sum[3];
-        int q = 2 * b + t % 2, at = q % 8 / 2 * 4 + q / 8 * 2 + q % 2;
-        __half *sums = (__half *)(x + columns * 256) + (t < 2 ? hi_at : lo_at) * 16;
-        sums[at] = __int2half_rn(mine);
-        if (lane < 2)
-            ((float *)(x + columns * 288))[lane == 0 ? hi_at : lo_at] =
-                lane == 0 && rows <= 4 ? scale * 256.f : scale;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int i = i0 + j * GV_WARPS, row = i % rows, run = i / rows;
+            if (i >= items) break;
+            int hi_at = rows <= 4 ? 2 * row : row, lo_at = rows <= 4 ? 2 * row + 1 : rows + row;
+            uint8_t *x = staged + run * run_x;
+            int column = lane < 16 ? hi_at : lo_at, piece = lane % 16;
+            *(uint4 *)(x + (piece / 2 * columns + column) * 32 + piece % 2 * 16) = v[j];
+            if (lane < 4)
+                *(uint4 *)(x + columns * 256 + (lane < 2 ? hi_at : lo_at) * 32 + lane % 2 * 16) =
+                    sum[j];
+            if (lane < 2)
+                ((float *)(x + columns * 288))[lane == 0 ? hi_at : lo_at] =
+                    lane == 0 && rows <= 4 ? scale[j] * 256.f : scale[j];
+        }
     }
 }
 

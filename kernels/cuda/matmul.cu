@@ -22,8 +22,10 @@
 struct gv_job {
     const uint8_t *w;
     const float *x;
+    const uint8_t *image; /* x as bytes */
     float *y;
     int64_t w_head, x_head, y_head, x_row, y_row;
+    int heads;
     struct gv_mat mat;
     int type, rows, cols, wk, first_block, head_blocks;
 };
@@ -87,6 +89,64 @@ static __device__ void dense_row(const struct gv_job &j, const uint8_t *w, const
     }
 }
 
+/* ---- x as bytes ---------------------------------------------------------------------------- */
+
+/* A warp per row and run. See gemv.cuh for the numbers. */
+static __global__ void __launch_bounds__(128)
+    quantize_kernel(uint8_t *image, const float *x, int64_t x_row, int64_t x_head, int n, int heads,
+                    int cols, int runs) {
+    gdc_trigger();
+    gdc_wait();
+    int item = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (item >= n * runs) return;
+    int row = item / runs, run = item % runs, b = lane >> 2, t = lane & 3;
+    int k = run * GV_RUN + 32 * b;
+    float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, most = 0;
+    if (k < cols) {
+        const float *p = x + row / heads * x_row + row % heads * x_head + k + 4 * t;
+        float4 e = load_float4(p), f = load_float4(p + 16);
+        v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w;
+        v[4] = f.x, v[5] = f.y, v[6] = f.z, v[7] = f.w;
+    }
+    for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(v[j]));
+    most = warp_max(most);
+    float inverse = most > 0 ? 32512.f / most : 0.f;
+    int hi[8], lo[8];
+    for (int j = 0; j < 8; j++) {
+        int q = __float2int_rn(v[j] * inverse);
+        hi[j] = (q + 128) >> 8;
+        lo[j] = q - 256 * hi[j];
+    }
+    uint8_t *r = image + (int64_t)item * GV_RECORD;
+    uint2 h = make_uint2(pack_bytes(hi[0], hi[1], hi[2], hi[3]),
+                         pack_bytes(hi[4], hi[5], hi[6], hi[7]));
+    uint2 l = make_uint2(pack_bytes(lo[0], lo[1], lo[2], lo[3]),
+                         pack_bytes(lo[4], lo[5], lo[6], lo[7]));
+    *(uint2 *)(r + b * 32 + t * 8) = h;
+    *(uint2 *)(r + 256 + b * 32 + t * 8) = l;
+    int sum[4] = {__dp4a((int)h.x, 0x01010101, 0), __dp4a((int)h.y, 0x01010101, 0),
+                  __dp4a((int)l.x, 0x01010101, 0), __dp4a((int)l.y, 0x01010101, 0)};
+    for (int j = 0; j < 4; j++) {
+        sum[j] += __shfl_xor_sync(~0u, sum[j], 1);
+        sum[j] += __shfl_xor_sync(~0u, sum[j], 2);
+    }
+    /* thread t writes one of the group's four sums; sixteens 2t, 2t+1, 2t+8, 2t+9 lie together */
+    int mine = t == 0 ? sum[0] : t == 1 ? sum[1] : t == 2 ? sum[2] : sum[3];
+    int q = 2 * b + t % 2, at = q % 8 / 2 * 4 + q / 8 * 2 + q % 2;
+    ((__half *)(r + 512 + (t < 2 ? 0 : 32)))[at] = __int2half_rn(mine);
+    if (lane == 0) *(float *)(r + 576) = most / 32512.f;
+}
+
+size_t gv_quantize(struct kctx *c, size_t offset, const float *x, int64_t x_row, int64_t x_head,
+                   int n_rows, int heads, int64_t cols) {
+    int n = n_rows * heads, runs = (int)ceil_div(cols, GV_RUN);
+    size_t end = offset + (gv_image_bytes(n, cols) + 255) / 256 * 256;
+    uint8_t *work = (uint8_t *)cuda_work(c, end);
+    launch(c, quantize_kernel, (unsigned)ceil_div((int64_t)n * runs, 4), 128, 0, work + offset, x,
+           x_row, x_head, n, heads, (int)cols, runs);
+    return end;
+}
+
 /* ---- at most eight rows of x -------------------------------------------------------------- */
 
 static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const struct gv_args &a,
@@ -110,14 +170,14 @@ static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const st
     for (int i = 0; i < ring.slots; i++) request();
     gdc_trigger();
     gdc_wait();
-    struct gv_x from = {j.x + head * j.x_head + t0 * j.x_row, j.x_row, NULL, 1};
+    struct gv_x from = {j.image, runs, t0 * j.heads + head, j.heads, NULL, 1};
     float *y = j.y + head * j.y_head + t0 * j.y_row;
     float acc[4] = {0, 0, 0, 0};
     int run = tile < tiles ? wk : runs, run_x = gv_run_x(n);
     for (int run0 = 0; run0 < runs; run0 += a.stage) {
         int end = min(runs, run0 + a.stage);
         if (run0 > 0) __syncthreads();
-        gv_stage(s.x, from, n, run0, end - run0, j.cols);
+        gv_stage(s.x, from, n, run0, end - run0);
         __syncthreads();
         for (; run < end; run += j.wk) {
             const uint8_t *slot = gv_take(s, &ring);
@@ -164,49 +224,102 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
 
 /* ---- more rows, unquantised --------------------------------------------------------------- */
 
-/* 64 weight rows by 64 rows of x, sixteen columns at a time, a 4 x 4 patch per thread. */
-static __global__ void __launch_bounds__(256)
+#define MANY      64 /* weight rows and rows of x of a block */
+#define MANY_STEP 32 /* columns at a time */
+#define MANY_ROW  40 /* halves of a row in shared memory: no two rows share banks */
+#define W_SCALE   64.f
+
+/* Four numbers as half precision and what that lost. */
+static __device__ __forceinline__ void split4(float4 v, float scale, __half *hi, __half *lo) {
+    float f[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
+    uint32_t h[2], l[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float a = fminf(fmaxf(f[2 * i], -65504.f), 65504.f);
+        float b = fminf(fmaxf(f[2 * i + 1], -65504.f), 65504.f);
+        h[i] = pack_half2(a, b);
+        __half2 p = *reinterpret_cast<__half2 *>(&h[i]);
+        l[i] = pack_half2(a - __low2float(p), b - __high2float(p));
+    }
+    *(uint2 *)hi = make_uint2(h[0], h[1]);
+    *(uint2 *)lo = make_uint2(l[0], l[1]);
+}
+
+/* 64 weight rows by 64 rows of x. Both are split into two half-precision numbers, and three of the
+ * four products taken: 22 bits. A warp has sixteen weight rows. */
+static __global__ void __launch_bounds__(128)
     dense_many_kernel(const __grid_constant__ struct gv_job j, int n_rows) {
-    __shared__ float ws[16][65], xs[16][65];
+    __shared__ __align__(16) __half ws[2][MANY * MANY_ROW], xs[2][MANY * MANY_ROW];
+    gdc_trigger();
     gdc_wait();
-    int head = blockIdx.z, r0 = blockIdx.x * 64, t0 = blockIdx.y * 64;
+    int head = blockIdx.z, r0 = blockIdx.x * MANY, t0 = blockIdx.y * MANY;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, line = threadIdx.x / 8;
+    int part = threadIdx.x % 8 * 4; /* a thread loads lines line, line + 16, ... */
     const uint8_t *w = j.w + head * j.w_head;
     const float *x = j.x + head * j.x_head;
-    int a = threadIdx.x % 16, b = threadIdx.x / 16, line = threadIdx.x / 4;
-    int part = threadIdx.x % 4 * 4;
-    float acc[4][4] = {};
-    for (int k0 = 0; k0 < j.cols; k0 += 16) {
-        int left = j.cols - k0 - part;
-        float4 v = make_float4(0, 0, 0, 0), u = v;
-        if (r0 + line < j.rows && left > 0)
-            v = dense_load(j.type, w + (int64_t)(r0 + line) * j.cols * dense_bytes(j.type),
-                           k0 + part, left);
-        if (t0 + line < n_rows && left > 0)
-            u = dense_load(KT_F32, (const uint8_t *)(x + (t0 + line) * j.x_row), k0 + part, left);
-        ws[part][line] = v.x, ws[part + 1][line] = v.y;
-        ws[part + 2][line] = v.z, ws[part + 3][line] = v.w;
-        xs[part][line] = u.x, xs[part + 1][line] = u.y;
-        xs[part + 2][line] = u.z, xs[part + 3][line] = u.w;
+    float4 wv[4], xv[4];
+    float acc[8][4] = {};
+    auto fetch = [&](int k0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = r0 + line + 16 * i, t = t0 + line + 16 * i, left = j.cols - k0 - part;
+            wv[i] = xv[i] = make_float4(0, 0, 0, 0);
+            if (row < j.rows && left > 0)
+                wv[i] = dense_load(j.type, w + (int64_t)row * j.cols * dense_bytes(j.type),
+                                   k0 + part, left);
+            if (t < n_rows && left > 0)
+                xv[i] = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k0 + part, left);
+        }
+    };
+    fetch(0);
+    uint32_t a_row[2], b_row[2];
+    for (int i = 0; i < 2; i++) {
+        a_row[i] = smem_addr(ws[i]) + ((warp * 16 + lane % 16) * MANY_ROW + lane / 16 * 8) * 2;
+        b_row[i] = smem_addr(xs[i]) + (lane % 8 * MANY_ROW + lane / 8 * 8) * 2;
+    }
+    for (int k0 = 0; k0 < j.cols; k0 += MANY_STEP) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int at = (line + 16 * i) * MANY_ROW + part;
+            split4(wv[i], W_SCALE, ws[0] + at, ws[1] + at);
+            split4(xv[i], X_SCALE, xs[0] + at, xs[1] + at);
+        }
         __syncthreads();
+        if (k0 + MANY_STEP < j.cols) fetch(k0 + MANY_STEP);
+        uint32_t a[2][2][4]; /* hi or lo, sixteen columns */
 #pragma unroll
-        for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int p = 0; p < 4; p++)
+            for (int k = 0; k < 2; k++) ldsm4(a[i][k], a_row[i] + k * 32);
 #pragma unroll
-                for (int q = 0; q < 4; q++) acc[p][q] += ws[k][a + 16 * p] * xs[k][b + 16 * q];
+        for (int n = 0; n < 8; n++) {
+            uint32_t b[2][4];
+            ldsm4(b[0], b_row[0] + n * 8 * MANY_ROW * 2);
+            ldsm4(b[1], b_row[1] + n * 8 * MANY_ROW * 2);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const uint32_t(&h)[4] = a[0][k], (&l)[4] = a[1][k];
+                mma16816(acc[n], h[0], h[1], h[2], h[3], b[0][2 * k], b[0][2 * k + 1]);
+                mma16816(acc[n], h[0], h[1], h[2], h[3], b[1][2 * k], b[1][2 * k + 1]);
+                mma16816(acc[n], l[0], l[1], l[2], l[3], b[0][2 * k], b[0][2 * k + 1]);
+            }
+        }
         __syncthreads();
     }
-    for (int q = 0; q < 4; q++)
-        for (int p = 0; p < 4; p++) {
-            int row = r0 + a + 16 * p, t = t0 + b + 16 * q;
-            if (row < j.rows && t < n_rows) j.y[head * j.y_head + t * j.y_row + row] = acc[p][q];
+    int g = lane >> 2, q = lane & 3;
+    for (int n = 0; n < 8; n++)
+        for (int k = 0; k < 4; k++) {
+            int row = r0 + warp * 16 + g + k / 2 * 8, t = t0 + 8 * n + 2 * q + k % 2;
+            if (row < j.rows && t < n_rows)
+                j.y[head * j.y_head + t * j.y_row + row] = acc[n][k] * (X_UNSCALE / W_SCALE);
         }
 }
 
 static void dense_product(struct kctx *c, const struct gv_job *j, int heads, int n_rows) {
     launch(c, dense_many_kernel,
-           dim3((unsigned)ceil_div(j->rows, 64), (unsigned)ceil_div(n_rows, 64), (unsigned)heads),
-           256, 0, *j, n_rows);
+           dim3((unsigned)ceil_div(j->rows, MANY), (unsigned)ceil_div(n_rows, MANY),
+                (unsigned)heads),
+           128, 0, *j, n_rows);
 }
 
 /* ---- dispatch ----------------------------------------------------------------------------- */
@@ -217,6 +330,35 @@ static int split_of(const struct kctx *c, int64_t tiles, int64_t cols) {
     int wk = 1;
     while (wk < GV_WARPS && 2 * wk <= runs && tiles * 2 * wk / GV_WARPS <= 3 * c->sms) wk *= 2;
     return wk;
+}
+
+/* x of every quantised job as bytes, once where jobs share it. The workspace may move while it
+ * grows, so places are settled before they become addresses. */
+static void make_images(struct kctx *c, struct gv_args *a, const int *heads) {
+    size_t at[JOBS_MAX] = {0}, end = 0;
+    cuda_image_forget(c);
+    for (int i = 0; i < a->n_jobs; i++)
+        if (a->job[i].mat.cell_cols)
+            end += gv_image_bytes((int64_t)a->n_rows * heads[i], a->job[i].cols) + 256;
+    cuda_work(c, end);
+    end = 0;
+    for (int i = 0; i < a->n_jobs; i++) {
+        struct gv_job *j = &a->job[i];
+        j->heads = heads[i];
+        if (!j->mat.cell_cols) continue;
+        int k = 0;
+        while (k < i && !(a->job[k].mat.cell_cols && a->job[k].x == j->x &&
+                          a->job[k].x_row == j->x_row && a->job[k].cols == j->cols &&
+                          heads[k] == 1 && heads[i] == 1))
+            k++;
+        at[i] = at[k];
+        if (k == i) {
+            at[i] = end;
+            end = gv_quantize(c, end, j->x, j->x_row, j->x_head, a->n_rows, heads[i], j->cols);
+            if (at[i] == 0 && heads[i] == 1) cuda_image_remember(c, j->x, j->x_row, a->n_rows, j->cols);
+        }
+    }
+    for (int i = 0; i < a->n_jobs; i++) a->job[i].image = (const uint8_t *)c->work + at[i];
 }
 
 static void gv_launch(struct kctx *c, struct gv_args *a, const int *heads) {
@@ -236,6 +378,7 @@ static void gv_launch(struct kctx *c, struct gv_args *a, const int *heads) {
         }
         blocks += j->head_blocks * heads[i];
     }
+    make_images(c, a, heads);
     struct gv_plan p = gv_plan(c, cols, std::min(a->n_rows, GV_ROWS));
     a->ring = p.ring;
     a->stage = std::max(p.runs, 1);
@@ -248,22 +391,33 @@ static void products(struct kctx *c, struct gv_args *a, const int *heads) {
         gv_launch(c, a, heads);
         return;
     }
+    struct gemm_job run[GEMM_JOBS];
+    const struct gv_job *before = NULL; /* last quantised one: its x stands converted */
     for (int i = 0; i < a->n_jobs; i++) {
         const struct gv_job *j = &a->job[i];
         if (type_is_dense(j->type)) {
             dense_product(c, j, heads[i], a->n_rows);
             continue;
         }
-        struct gemm_job g = {};
-        g.w = j->w, g.x = j->x, g.y = j->y;
-        g.w_head = j->w_head, g.x_head = j->x_head, g.y_head = j->y_head;
-        g.x_row = j->x_row, g.y_row = j->y_row;
-        g.type = j->type, g.rows = j->rows, g.cols = j->cols, g.heads = heads[i];
-        g.n_rows = a->n_rows;
-        bool same = i > 0 && !type_is_dense(a->job[i - 1].type) && a->job[i - 1].x == j->x &&
-                    a->job[i - 1].x_row == j->x_row && a->job[i - 1].cols == j->cols &&
-                    heads[i] == 1 && heads[i - 1] == 1;
-        cuda_gemm(c, &g, same);
+        bool same = before && before->x == j->x && before->x_row == j->x_row &&
+                    before->cols == j->cols && heads[i] == 1;
+        int n = 0;
+        for (int k = i; k < a->n_jobs && n < GEMM_JOBS; k++) { /* neighbours of one kind go together */
+            const struct gv_job *o = &a->job[k];
+            if (o->type != j->type || o->x != j->x || o->x_row != j->x_row || o->cols != j->cols ||
+                (k > i && heads[k] != 1) || (k > i && heads[i] != 1))
+                break;
+            struct gemm_job *g = &run[n++];
+            *g = {};
+            g->w = o->w, g->x = o->x, g->y = o->y;
+            g->w_head = o->w_head, g->x_head = o->x_head, g->y_head = o->y_head;
+            g->x_row = o->x_row, g->y_row = o->y_row;
+            g->type = o->type, g->rows = o->rows, g->cols = o->cols, g->heads = heads[k];
+            g->n_rows = a->n_rows;
+        }
+        cuda_gemm(c, run, n, same);
+        before = j;
+        i += n - 1;
     }
 }
 

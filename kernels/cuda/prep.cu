@@ -84,6 +84,7 @@ static __global__ void __launch_bounds__(PREP_THREADS)
 }
 
 void cuda_attn_prep(struct kctx *c, const struct kop_attn_prep *o) {
+    cuda_image_forget(c);
     const struct kdims *d = o->dims;
     if (o->batch->n_rows == 0) return;
     CU_REQUIRE(d->ix_dim <= PREP_WIDTH);
@@ -132,6 +133,7 @@ static __global__ void rope_kernel(const __grid_constant__ struct rope_args a) {
 }
 
 void cuda_rope(struct kctx *c, const struct kop_rope *o) {
+    cuda_image_forget(c);
     const struct kdims *d = o->dims;
     if (o->batch->n_rows == 0) return;
     struct rope_args a = {};

@@ -125,6 +125,7 @@ static __global__ void embed_kernel(const __grid_constant__ struct kbatch b, int
 }
 
 void cuda_embed(struct kctx *c, const struct kop_embed *o) {
+    cuda_image_forget(c);
     if (o->batch->n_rows == 0) return;
     launch(c, embed_kernel,
            dim3((unsigned)ceil_div(o->table->cols, 128), (unsigned)o->batch->n_rows), 128, 0,
@@ -198,6 +199,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 void cuda_norm(struct kctx *c, const struct kop_norm *o) {
+    cuda_image_forget(c);
     if (o->n_rows == 0) return;
     uintptr_t ends = (uintptr_t)o->h | (uintptr_t)o->add | (uintptr_t)o->gain | (uintptr_t)o->y;
     bool fits = o->width % 4 == 0 && o->width <= NORM_THREADS * NORM_AHEAD * 4 && ends % 16 == 0;
@@ -215,6 +217,7 @@ static __global__ void swiglu_kernel(int64_t n, const float *gate, const float *
 void cuda_swiglu(struct kctx *c, const struct kop_swiglu *o) {
     int64_t n = (int64_t)o->n_rows * o->width;
     if (n == 0) return;
+    if (c->image.x == o->act) cuda_image_forget(c);
     launch(c, swiglu_kernel, (unsigned)ceil_div(n, 256), 256, 0, n, o->gate, o->up, o->act);
 }
 
@@ -226,6 +229,7 @@ static __global__ void gather_kernel(const int32_t *out_row, int width, const fl
 }
 
 void cuda_gather(struct kctx *c, const struct kop_gather *o) {
+    cuda_image_forget(c);
     if (o->batch->n_out == 0) return;
     launch(c, gather_kernel, dim3((unsigned)ceil_div(o->width, 256), (unsigned)o->batch->n_out), 256,
            0, o->batch->out_row, o->width, o->x, o->y);
