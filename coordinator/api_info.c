@@ -95,10 +95,14 @@ static void put_worker(struct http_buf *b, const struct engine_worker *w) {
         http_buf_printf(b, "%llu", (unsigned long long)(w->age_us / 1000));
     http_buf_printf(b,
                     ",\"load_bytes\":%llu,\"load_total\":%llu,\"memory_used_bytes\":%llu,"
-                    "\"memory_free_bytes\":%llu,\"restarts\":%d,\"last_error\":",
+                    "\"memory_free_bytes\":%llu,\"restarts\":%d,\"restarts_by_cause\":{",
                     (unsigned long long)w->load_bytes, (unsigned long long)w->load_total,
                     (unsigned long long)w->memory_used_bytes,
                     (unsigned long long)w->memory_free_bytes, w->restarts);
+    for (int c = 0; c < ENGINE_CAUSES; c++)
+        http_buf_printf(b, "%s\"%s\":%d", c ? "," : "", engine_cause_name((enum engine_cause)c),
+                        w->restarts_by[c]);
+    http_buf_puts(b, "},\"last_error\":");
     w->last_error[0] ? put_string(b, w->last_error) : http_buf_puts(b, "null");
     http_buf_puts(b, "}");
 }

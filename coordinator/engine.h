@@ -73,7 +73,10 @@ enum engine_cause {
     CAUSE_NONSENSE, /* what it said does not fit */
     ENGINE_CAUSES
 };
-const char *engine_cause_name(enum engine_cause c);
+static inline const char *engine_cause_name(enum engine_cause c) {
+    static const char *const names[] = {"exit", "silent", "stuck", "failed", "nonsense"};
+    return c < ENGINE_CAUSES ? names[c] : "unknown";
+}
 
 struct engine_worker {
     int rank;

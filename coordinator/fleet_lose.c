@@ -77,11 +77,6 @@ void fleet_fatal(struct fleet *f, int code, uint64_t now_us, const char *fmt, ..
     fleet_enter(f, FLEET_FAILED, now_us);
 }
 
-const char *engine_cause_name(enum engine_cause c) {
-    static const char *const names[] = {"exit", "silent", "stuck", "failed", "nonsense"};
-    return c < ENGINE_CAUSES ? names[c] : "unknown";
-}
-
 /* Since when it may have been dead, as far as can be told. */
 static uint64_t died_at(const struct fleet *f, const struct worker *w, uint64_t now_us) {
     if (w->cause == CAUSE_SILENT && w->hello) return w->heard_us;
