@@ -8,7 +8,8 @@
  * times a second at most, by threads that are ahead and have nothing better to do.
  *
  * A rank killed while loading leaves its word where it was. Its peers wait for it once, up to the
- * patience, then remember the word and pass it for good; the price of its death is one pause.
+ * patience, then remember the word and pass it for good; the price of any number of deaths is one
+ * pause.
  */
 #include "worker/convoy.h"
 
@@ -92,34 +93,35 @@ void convoy_move(struct convoy *c, uint64_t position) {
     atomic_store(&c->page->rank[c->o.rank].at, position + 1);
 }
 
-/* The first rank too far behind `position` and not given up; -1: none. */
-static int too_slow(const struct convoy *c, uint64_t position, uint64_t *word) {
+/* The word of one who waits is compared with that of each peer, and with when it last changed. */
+struct watch {
+    uint64_t word[LIMIT_RANKS], since_us[LIMIT_RANKS];
+};
+
+/* Somebody is too far behind `position` and not given up. */
+static bool must_wait(struct convoy *c, uint64_t position, struct watch *w, uint64_t now) {
+    bool wait = false;
     for (int r = 0; r < c->o.world; r++) {
-        *word = atomic_load(&c->page->rank[r].at);
-        uint64_t at = *word ? *word - 1 : 0;
-        if (*word == DONE || position <= at || position - at <= c->o.window_bytes) continue;
-        if (r != c->o.rank && atomic_load(&c->left[r]) == *word + 1) continue;
-        return r;
+        uint64_t word = atomic_load(&c->page->rank[r].at), at = word ? word - 1 : 0;
+        if (w->since_us[r] == 0 || word != w->word[r]) {
+            w->word[r] = word;
+            w->since_us[r] = now;
+        }
+        if (word == DONE || position <= at || position - at <= c->o.window_bytes) continue;
+        if (r != c->o.rank && atomic_load(&c->left[r]) == word + 1) continue;
+        if (r == c->o.rank || now - w->since_us[r] < c->o.patience_us) {
+            wait = true;
+        } else if (atomic_exchange(&c->left[r], word + 1) != word + 1) {
+            log_warn("load_peer_left", "rank=%d position=%llu", r, (unsigned long long)at);
+        }
     }
-    return -1;
+    return wait;
 }
 
 bool convoy_wait(struct convoy *c, uint64_t position, const atomic_bool *stop) {
-    uint64_t word, since_word = 0, since_us = now_us();
-    int since_rank = -1;
-    for (int r; (r = too_slow(c, position, &word)) >= 0;) {
-        if (atomic_load(stop)) return false;
-        if (r != since_rank || word != since_word) {
-            since_rank = r;
-            since_word = word;
-            since_us = now_us();
-        }
-        if (r != c->o.rank && now_us() - since_us >= c->o.patience_us &&
-            atomic_exchange(&c->left[r], word + 1) != word + 1)
-            log_warn("load_peer_left", "rank=%d position=%llu", r,
-                     (unsigned long long)(word ? word - 1 : 0));
+    struct watch w = {0};
+    while (!atomic_load(stop) && must_wait(c, position, &w, now_us()))
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
-    }
     return !atomic_load(stop);
 }
 

@@ -257,6 +257,7 @@ static int fill_weights(struct loader *l, const struct gguf *g, const struct mod
         shard_init(&shard, m, g, &l->plan, o->shard_dir);
         int rc = shard_read(&shard, progress, &m->asked_bytes, &why);
         m->from_shard = rc == OK;
+        if (m->from_shard) weights_skip(m, o);
         if (m->from_shard) return OK;
         if (rc != ERR_NOT_FOUND) log_warn("shard_refused", "error=\"%s\"", why.text);
     }

@@ -293,6 +293,19 @@ void weights_sort(struct plan *plan) {
     qsort(plan->items, (size_t)plan->n_items, sizeof *plan->items, in_file_order);
 }
 
+static struct convoy_options convoy_of(const struct model *m, const struct model_options *o) {
+    return (struct convoy_options){.path = o->load_share,
+                                   .rank = m->rank,
+                                   .world = m->world,
+                                   .window_bytes = o->load_window_bytes};
+}
+
+void weights_skip(const struct model *m, const struct model_options *o) {
+    const struct convoy_options co = convoy_of(m, o);
+    struct convoy *c;
+    if (convoy_open(&c, &co, NULL) == OK) convoy_close(c);
+}
+
 int weights_read(const struct model *m, const struct gguf *g, const struct plan *plan,
                  const struct model_options *o, struct load_progress progress, uint64_t *asked,
                  struct err_text *err) {
@@ -301,10 +314,7 @@ int weights_read(const struct model *m, const struct gguf *g, const struct plan 
                         .plan = plan,
                         .piece_bytes = o->load_piece_bytes ? o->load_piece_bytes : PIECE_BYTES,
                         .meter = {.progress = progress}};
-    const struct convoy_options co = {.path = o->load_share,
-                                      .rank = m->rank,
-                                      .world = m->world,
-                                      .window_bytes = o->load_window_bytes};
+    const struct convoy_options co = convoy_of(m, o);
     TRY(convoy_open(&r.convoy, &co, err));
     int rc = cut_plan(&r, err);
     if (rc == OK && r.vector_bytes && !(r.vector = malloc(r.vector_bytes)))

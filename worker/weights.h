@@ -39,4 +39,7 @@ int weights_read(const struct model *m, const struct gguf *g, const struct plan 
                  const struct model_options *o, struct load_progress progress, uint64_t *asked,
                  struct err_text *err);
 
+/* Tells the other ranks of this host not to wait: these weights came from elsewhere. */
+void weights_skip(const struct model *m, const struct model_options *o);
+
 #endif

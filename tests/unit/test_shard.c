@@ -72,7 +72,6 @@ static struct model load(int rank, int world, const char *dir) {
     return m;
 }
 
-/* The layers' table holds pointers into the arena: made relative, two loads can be compared. */
 static void expect_same(const struct model *a, const struct model *b) {
     assert_int_equal(a->weight_bytes, b->weight_bytes);
     const struct kmat *x = &a->layers[1].down_exps, *y = &b->layers[1].down_exps;
@@ -86,7 +85,8 @@ static void expect_same(const struct model *a, const struct model *b) {
     }
     free(p);
     free(q);
-    /* On the CPU backend the arena is ours to look at; the gaps were cleared for the shard. */
+    if (strcmp(a->k->name, "cpu")) return;
+    /* Here the whole arena can be looked at; the gaps in it were cleared for the shard. */
     assert_memory_equal(a->arena[ARENA_WEIGHTS], b->arena[ARENA_WEIGHTS], a->weight_bytes);
 }
 
