@@ -125,10 +125,7 @@ static void on_ready(void *user) {
     struct serve *s = user;
     char host[300];
     double seconds = (double)(uv_hrtime() - s->start_ns) / 1e9;
-    if (s->told_ready) {
-        log_info("recovered", "ranks=%" PRId64, s->set.tp);
-        return;
-    }
+    if (s->told_ready) return; /* the fleet tells of recoveries */
     s->told_ready = true;
     log_info("ready", "url=http://%s:%d model=\"%s\" ranks=%" PRId64 " seconds=%.2f",
              url_host(s->set.host, host, sizeof host), s->api ? api_port(s->api) : (int)s->set.port,

@@ -1,0 +1,285 @@
+"""One rank is lost and replaced: the others keep their processes, weights and caches, and every stream says what it says undisturbed.
+
+OCTAVO_SEED=N repeats the random kills; OCTAVO_SOAK_SECONDS=N makes them last so long (default 60, with --ring=soak an hour).
+"""
+import json
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+from octavo import CASES, PHOTOSYNTHESIS, UNSURE, Stream, eventually, join_all, question, request_of, stream_all
+
+READY = ("ready", "stepping")
+PATIENT = ("--restarts-max", 1000)
+LONG = " ".join(f"Item {i} is a lamp, and item {i + 1} is a zebra." for i in range(150)) + " What is the capital of France?"
+_alone = {}  # what a request says undisturbed, by request
+
+
+def mixed(n, first=0):
+    """n requests of every kind: greedy, seeded, with penalties, over a long prompt with sparse attention, and a prompt of many steps."""
+    sampled = dict(temperature=1.0, max_tokens=100)
+    endless = dict(ignore_eos=True)
+    kinds = [
+        lambda i: question(PHOTOSYNTHESIS, max_tokens=140),
+        lambda i: question(UNSURE, seed=i, extra_body=endless, **sampled),
+        lambda i: question(UNSURE, seed=i, presence_penalty=0.9, frequency_penalty=0.6, extra_body=endless, **sampled),
+        lambda i: question(PHOTOSYNTHESIS, max_tokens=120, extra_body=endless | dict(repetition_penalty=1.4)),
+        lambda i: request_of(CASES["long_sparse"]) | dict(max_tokens=80, extra_body=endless),
+        lambda i: question(LONG, max_tokens=40, extra_body=endless | dict(repetition_penalty=1.2)),
+        lambda i: question(PHOTOSYNTHESIS, thinking=True, max_tokens=140, top_p=0.8, temperature=0.7, seed=i),
+        lambda i: question(UNSURE, seed=i, extra_body=endless | dict(repetition_penalty=1.3, min_p=0.01), **sampled),
+    ]
+    return [kinds[i % len(kinds)](i) for i in range(first, first + n)]
+
+
+def alone(server, rs):
+    """What each request says undisturbed; asked once."""
+    key = lambda r: json.dumps(r, sort_keys=True)
+    new = {key(r): r for r in rs if key(r) not in _alone}
+    streams = {k: Stream(server, r) for k, r in new.items()}
+    stream_all(list(streams.values()) or [], 240)
+    for k, s in streams.items():
+        assert s.error is None, f"{s.error!r}" + server.log_end()
+        _alone[k] = s.text
+    return [_alone[key(r)] for r in rs]
+
+
+def stream_all_started(server, rs, pieces=2):
+    streams = [Stream(server, r) for r in rs]
+    for s in streams:
+        s.start()
+    eventually(lambda: sum(s.deltas >= pieces or not s.is_alive() for s in streams) >= len(streams) - len(rs) // 8, 60,
+               f"{pieces} pieces on nearly every stream", server)
+    return streams
+
+
+def check_texts(server, streams, rs, seed=None):
+    again = f"; repeat with OCTAVO_SEED={seed}" if seed is not None else ""
+    for s, want in zip(streams, alone(server, rs)):
+        assert s.error is None, f"{s.error!r}{again}" + server.log_end()
+        assert s.text == want, f"expected {want!r}, found {s.text!r}{again}" + server.log_end()
+
+
+def pids(server):
+    return {w["rank"]: w["pid"] for w in server.workers()}
+
+
+def all_ready(server):
+    rows = server.workers()
+    return len(rows) == server.tp and all(w["state"] in READY for w in rows) and server.status("/health/ready") == 200
+
+
+def wait_replaced(server, before, ranks, seconds=60):
+    """All are ready again; those of `ranks` and nobody else have a new pid. Returns the pids."""
+    eventually(lambda: all_ready(server) and all(pids(server)[r] != before[r] for r in ranks), seconds, f"ranks {ranks} replaced", server)
+    after = pids(server)
+    changed = sorted(r for r in after if after[r] != before[r])
+    assert changed == sorted(ranks), f"expected new pids for ranks {sorted(ranks)}, found them for {changed}" + server.log_end()
+    return after
+
+
+def kill(server, now, ranks, number=signal.SIGKILL):
+    for r in ranks:
+        os.kill(now[r], number)
+
+
+def last_recovery(server):
+    found = re.findall(r" recovered (.*)", server.log())
+    assert found, "expected a line that tells of a recovery" + server.log_end()
+    return dict(re.findall(r"(\w+)=(\S+)", found[-1]))
+
+
+def test_each_rank_in_turn_is_replaced_alone_under_mixed_streams(launch):
+    server = launch(*PATIENT, tp=8).wait_ready()
+    rs = mixed(8)
+    alone(server, rs)
+    now = pids(server)
+    for half in range(2):
+        streams = stream_all_started(server, rs)
+        for rank in range(4 * half, 4 * half + 4):
+            kill(server, now, [rank])
+            now = wait_replaced(server, now, [rank])
+        join_all(streams, 120)
+        check_texts(server, streams, rs)
+    rows = {w["rank"]: w for w in server.workers()}
+    assert all(w["restarts"] == 1 and w["restarts_by_cause"]["exit"] == 1 for w in rows.values()), rows
+    assert last_recovery(server)["by"] == "copy"
+    server.check_healthy()
+    server.stop()
+
+
+@pytest.mark.smoke
+def test_one_of_two_ranks_is_replaced_alone(launch):
+    server = launch(*PATIENT, tp=2).wait_ready()
+    rs = mixed(5)
+    alone(server, rs)
+    now = pids(server)
+    streams = stream_all_started(server, rs)
+    kill(server, now, [0])
+    wait_replaced(server, now, [0])
+    join_all(streams, 120)
+    check_texts(server, streams, rs)
+    server.stop()
+
+
+def test_two_ranks_killed_at_once_are_replaced_and_the_others_stay(launch):
+    server = launch(*PATIENT, "--pipeline", 2, tp=8).wait_ready()
+    rs = mixed(9)
+    alone(server, rs)
+    now = pids(server)
+    streams = stream_all_started(server, rs)
+    kill(server, now, [0, 5])
+    now = wait_replaced(server, now, [0, 5])
+    kill(server, now, [0, 5])  # again, and now they have to wait
+    wait_replaced(server, now, [0, 5])
+    join_all(streams, 120)
+    check_texts(server, streams, rs)
+    server.stop()
+
+
+def test_a_rank_killed_in_the_middle_of_a_prompt_costs_none_of_it(launch):
+    server = launch(*PATIENT, "--max-step-tokens", 64, tp=4).wait_ready()
+    r = question(LONG, max_tokens=20, extra_body=dict(ignore_eos=True))
+    want = alone(server, [r])
+    step = lambda: server.workers()[3]["last_step"]
+    first, now = step(), pids(server)
+    stream = Stream(server, r)
+    stream.start()
+    eventually(lambda: step() >= first + 8, 60, "eight steps of the prompt", server)
+    assert stream.deltas == 0
+    kill(server, now, [2])
+    wait_replaced(server, now, [2])
+    join_all([stream])
+    assert (stream.error, [stream.text]) == (None, want), server.log_end()
+    assert int(last_recovery(server)["pages"]) >= 8, last_recovery(server)
+    server.stop()
+
+
+def test_deaths_while_one_is_being_replaced(launch):
+    """The newborn while it loads, a survivor while it loads, and the last that has the caches."""
+    server = launch(*PATIENT, tp=4).wait_ready()
+    rs = mixed(8)
+    alone(server, rs)
+    before = pids(server)
+    streams = stream_all_started(server, rs)
+    kill(server, before, [1])
+    newborn = eventually(lambda: pids(server).get(1, before[1]) != before[1] and pids(server)[1], 30, "a successor", server)
+    for pid in (newborn, before[2]):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    now = wait_replaced(server, before, [1, 2])
+    kill(server, now, [0, 1, 2, 3])
+    wait_replaced(server, now, [0, 1, 2, 3])
+    join_all(streams, 120)
+    check_texts(server, streams, rs)
+    server.check_healthy()
+    server.stop()
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+def test_a_stopped_rank_is_named_within_five_seconds(launch, busy):
+    server = launch(*PATIENT, tp=4).wait_ready()
+    rs = mixed(4) if busy else []
+    alone(server, rs)
+    now = pids(server)
+    streams = stream_all_started(server, rs) if busy else []
+    start = time.monotonic()
+    kill(server, now, [2], signal.SIGSTOP)
+    died = lambda: re.search(r" died rank=(\d+) .*?cause=(\w+) step=(\d+)", server.log())
+    found = eventually(died, 20, "a line that names the dead", server)
+    seconds = time.monotonic() - start
+    assert (found[1], found[2]) == ("2", "silent"), found[0]
+    assert (found[3] != "0") == busy, found[0]
+    assert seconds < 5, f"expected less than 5 s, found {seconds:.1f}"
+    wait_replaced(server, now, [2])
+    join_all(streams, 120)
+    check_texts(server, streams, rs)
+    server.stop()
+
+
+def test_health_tells_of_a_recovery(launch):
+    server = launch(*PATIENT, tp=4).wait_ready()
+    now = pids(server)
+    kill(server, now, [3], signal.SIGSTOP)
+    eventually(lambda: "recovering" in server.http("/health/ready")[2], 20, "a recovering state", server)
+    assert server.status("/health/live") == 200
+    wait_replaced(server, now, [3])
+    row = server.workers()[3]
+    assert row["restarts"] == 1 and row["restarts_by_cause"]["silent"] == 1, row
+    assert "heartbeat" in row["last_error"], row
+    server.stop()
+
+
+def test_a_rank_killed_while_draining_is_replaced_and_the_answers_end(launch):
+    server = launch(*PATIENT, tp=4).wait_ready()
+    rs = mixed(4)
+    alone(server, rs)
+    now = pids(server)
+    streams = stream_all_started(server, rs)
+    server.signal(signal.SIGTERM)
+    eventually(lambda: " draining" in server.log(), 10, "a drain", server)
+    kill(server, now, [1])
+    join_all(streams, 120)
+    for s, want in zip(streams, alone(server, rs)):
+        assert (s.error, s.text) == (None, want), server.log_end()
+    assert server.wait_end() == 0
+    server.check_clean()
+
+
+def random_kills(server, seconds, seed):
+    """Random ranks, one or several, killed or stopped at random moments under streams that come and go."""
+    rng = random.Random(seed)
+    rs = mixed(16)
+    alone(server, rs)
+    now, kills, end = pids(server), 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        batch = [rng.choice(rs) for _ in range(rng.randrange(1, 13))]
+        streams = [Stream(server, r) for r in batch]
+        for s in streams:
+            s.start()
+        while any(s.is_alive() for s in streams) and time.monotonic() < end:
+            time.sleep(rng.random() * 1.5)  # the moment is the point
+            ranks = rng.sample(range(server.tp), rng.choice((1, 1, 1, 2, server.tp)))
+            for r in ranks:
+                try:
+                    os.kill(now[r], rng.choice((signal.SIGKILL,) * 9 + (signal.SIGSTOP,)))
+                except ProcessLookupError:
+                    pass
+                kills += 1
+            if rng.random() < 0.8:
+                eventually(lambda: all_ready(server) and all(pids(server)[r] != now[r] for r in ranks), 120,
+                           f"ranks {ranks} replaced; repeat with OCTAVO_SEED={seed}", server)
+            now = pids(server) or now
+        join_all(streams, 240)
+        check_texts(server, streams, batch, seed)
+    return kills
+
+
+def seed_of_run():
+    seed = int(os.environ.get("OCTAVO_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"OCTAVO_SEED={seed}")
+    return seed
+
+
+def soak(launch, seconds):
+    seed = seed_of_run()
+    server = launch("--restarts-max", 1000, tp=4).wait_ready()
+    kills = random_kills(server, seconds, seed)
+    print(f"{kills} kills, seed {seed}")
+    eventually(lambda: all_ready(server), 60, "all ready in the end", server)
+    server.check_healthy()
+    server.stop()
+
+
+def test_random_kills_for_a_minute_change_no_answer(launch):
+    soak(launch, int(os.environ.get("OCTAVO_SOAK_SECONDS", 60)))
+
+
+@pytest.mark.soak
+def test_random_kills_for_an_hour_change_no_answer(launch):
+    soak(launch, int(os.environ.get("OCTAVO_SOAK_SECONDS", 3600)))
