@@ -315,7 +315,7 @@ static void a_wrong_set_up_is_not_tried_again(void **state) {
         assert_int_equal(r->ends, 1);
         assert_int_equal(r->reason, ENGINE_ERROR);
         assert_non_null(strstr(r->error, cases[c].sentence));
-        assert_int_equal(w->readies, cases[c].code == EXIT_DEVICE);
+        assert_int_equal(w->readies > 0, cases[c].code == EXIT_DEVICE); /* more than once if slow */
         end(w);
     }
 }
