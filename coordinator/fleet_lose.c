@@ -84,6 +84,13 @@ static uint64_t died_at(const struct fleet *f, const struct worker *w, uint64_t 
     return now_us;
 }
 
+/* How long those who are not to blame may take to hear of it: what they are at has to end first. */
+static uint64_t abort_bound(const struct fleet *f) {
+    if (f->state == FLEET_CLEARING) return f->abort_bound_us;
+    if (f->state == FLEET_JOINING || f->state == FLEET_RESTORING) return JOIN_ABORT_US;
+    return f->n_flight ? fleet_step_bound_us(f, f->flight[f->flight_head].work) : SECOND_US;
+}
+
 void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint64_t now_us,
                 const char *fmt, ...) {
     static const char *const whiles[] = {"waiting", "loading", "joining", "restoring", "idle",
@@ -113,8 +120,7 @@ void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint
         f->recovery.lost_us = now_us;
     }
     f->recovery.ranks |= 1u << w->rank;
-    uint64_t bound = f->n_flight ? fleet_step_bound_us(f, f->flight[f->flight_head].work) : 0;
-    fleet_break(f, MAX(bound, f->state == FLEET_CLEARING ? f->abort_bound_us : SECOND_US), now_us);
+    fleet_break(f, abort_bound(f), now_us);
 }
 
 void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us) {

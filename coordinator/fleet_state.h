@@ -16,6 +16,7 @@
 
 #define SECOND_US       1000000ull
 #define ABORT_LEAST_US  (SECOND_US * 3 / 4) /* ABORT to ABORTED, at the least */
+#define JOIN_ABORT_US   (10 * SECOND_US) /* the same of a rank that may be allocating caches */
 #define STOP_BOUND_US   (5 * SECOND_US)  /* STOP to SIGKILL */
 #define LAST_WORDS_US   (SECOND_US / 5)  /* how long the FAILED of a dead worker may be on its way */
 #define FAILED_BOUND_US (2 * SECOND_US)  /* FAILED to the exit that it promises */
