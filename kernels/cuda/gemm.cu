@@ -264,8 +264,8 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 4 ? 2 : 1)
             stage(step + stages - 1);
             const uint8_t *xb = xs + take * stage_bytes + lane * 16;
             if (++take == stages) take = 0;
-#pragma unroll
-            for (int b = 0; b < 2; b++) {
+#pragma unroll 1
+            for (int b = 0; b < 2; b++) { /* rolled: the loop must stay in the instruction cache */
                 if (quant<TYPE>::cols == 32 && step * STEP + 32 * b >= a.cols) break;
                 uint32_t w[2][8];
 #pragma unroll

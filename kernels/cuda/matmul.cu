@@ -39,53 +39,74 @@ struct gv_args {
 
 /* ---- unquantised rows --------------------------------------------------------------------- */
 
-/* One weight row times at most GV_ROWS rows of x, by the whole block. The weights do not depend on
- * earlier kernels, so the first of them are requested before the wait. red: 8 * GV_ROWS floats. */
-static __device__ void dense_row(const struct gv_job &j, const uint8_t *w, const float *x, float *y,
-                                 int row, int n, float *red) {
+/* Sum over the block's threads, warp by warp; thread 0 has it. red: GV_WARPS floats. */
+static __device__ __forceinline__ float dense_sum(float v, float *red) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    v = warp_sum(v);
+    __syncthreads();
+    if (lane == 0) red[warp] = v;
+    __syncthreads();
+    v = 0;
+    for (int i = 0; i < GV_WARPS; i++) v += red[i];
+    return v;
+}
+
+/* One weight row times n rows of x, by the whole block. Any type, any alignment. */
+static __device__ __noinline__ void dense_row_any(int type, const uint8_t *wr, const float *x,
+                                                  int64_t x_row, float *y, int64_t y_row, int cols,
+                                                  int n, float *red) {
+#pragma unroll 1
+    for (int t = 0; t < n; t++) {
+        float acc = 0;
+#pragma unroll 1
+        for (int k = (int)threadIdx.x * 4; k < cols; k += GV_THREADS * 4) {
+            float4 a = dense_load(type, wr, k, cols - k);
+            float4 b = dense_load(KT_F32, (const uint8_t *)(x + t * x_row), k, cols - k);
+            acc += a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
+        }
+        acc = dense_sum(acc, red);
+        if (threadIdx.x == 0) y[t * y_row] = acc;
+    }
+}
+
+/* The same for float32 at aligned addresses and up to DENSE_AHEAD * 1024 columns (the router). The
+ * weights do not depend on earlier kernels, so they are requested before the wait. Little code, on
+ * purpose: it runs beside the quantised jobs, and what they run must stay in the caches. */
+static __device__ __forceinline__ void dense_row(const struct gv_job &j, const uint8_t *w,
+                                                 const float *x, float *y, int row, int n,
+                                                 float *red) {
     const uint8_t *wr = w + (int64_t)row * j.cols * dense_bytes(j.type);
-    float4 first[DENSE_AHEAD];
-    float acc[GV_ROWS];
-#pragma unroll
-    for (int t = 0; t < GV_ROWS; t++) acc[t] = 0;
+    bool fast = j.type == KT_F32 && j.cols % 4 == 0 && j.cols <= DENSE_AHEAD * GV_THREADS * 4 &&
+                j.x_row % 4 == 0 && ((uintptr_t)wr | (uintptr_t)x) % 16 == 0;
+    y += row;
+    if (!fast) {
+        gdc_wait();
+        dense_row_any(j.type, wr, x, j.x_row, y, j.y_row, j.cols, n, red);
+        return;
+    }
+    float4 a[DENSE_AHEAD];
 #pragma unroll
     for (int i = 0; i < DENSE_AHEAD; i++) {
         int k = (i * GV_THREADS + (int)threadIdx.x) * 4;
-        first[i] = make_float4(0, 0, 0, 0);
-        if (k < j.cols) first[i] = dense_load(j.type, wr, k, j.cols - k);
+        a[i] = make_float4(0, 0, 0, 0);
+        if (k < j.cols) a[i] = *(const float4 *)((const float *)wr + k);
     }
     gdc_wait();
+#pragma unroll 1
+    for (int t = 0; t < n; t++, x += j.x_row) {
+        float4 b[DENSE_AHEAD];
+        float acc = 0;
 #pragma unroll
-    for (int i = 0; i < DENSE_AHEAD; i++) {
-        int k = (i * GV_THREADS + (int)threadIdx.x) * 4;
+        for (int i = 0; i < DENSE_AHEAD; i++) {
+            int k = (i * GV_THREADS + (int)threadIdx.x) * 4;
+            b[i] = make_float4(0, 0, 0, 0);
+            if (k < j.cols) b[i] = *(const float4 *)(x + k);
+        }
 #pragma unroll
-        for (int t = 0; t < GV_ROWS; t++)
-            if (t < n && k < j.cols) {
-                float4 a = first[i], b = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k,
-                                                    j.cols - k);
-                acc[t] += a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
-            }
-    }
-    for (int k = (DENSE_AHEAD * GV_THREADS + (int)threadIdx.x) * 4; k < j.cols; k += GV_THREADS * 4) {
-        float4 a = dense_load(j.type, wr, k, j.cols - k);
-#pragma unroll
-        for (int t = 0; t < GV_ROWS; t++)
-            if (t < n) {
-                float4 b = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k, j.cols - k);
-                acc[t] += a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w);
-            }
-    }
-#pragma unroll
-    for (int t = 0; t < GV_ROWS; t++) {
-        float v = t < n ? warp_sum(acc[t]) : 0;
-        if (lane == 0) red[warp * GV_ROWS + t] = v;
-    }
-    __syncthreads();
-    if ((int)threadIdx.x < n) {
-        float v = 0;
-        for (int i = 0; i < GV_WARPS; i++) v += red[i * GV_ROWS + threadIdx.x];
-        y[threadIdx.x * j.y_row + row] = v;
+        for (int i = 0; i < DENSE_AHEAD; i++)
+            acc += a[i].x * b[i].x + a[i].y * b[i].y + (a[i].z * b[i].z + a[i].w * b[i].w);
+        acc = dense_sum(acc, red);
+        if (threadIdx.x == 0) y[t * j.y_row] = acc;
     }
 }
 

@@ -390,12 +390,17 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
     if (slot < 0) return;
     const struct ksampling *p = a.sampling + slot;
     float *l = a.l + (int64_t)row * a.vocab, most = -INFINITY;
+    for (int part = 0; part < a.parts; part++) { /* no division per logit */
+        const float *from = a.logits + ((int64_t)part * a.n_out + row) * a.part_cols;
+        int first = part * a.part_cols, n = min(a.part_cols, a.vocab - first);
 #pragma unroll 8
-    for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS) {
-        float v = raw_logit(a, row, id);
-        l[id] = v;
-        most = fmaxf(most, v);
+        for (int i = threadIdx.x; i < n; i += TOPK_THREADS) {
+            float v = clean(from[i]);
+            l[first + i] = v;
+            most = fmaxf(most, v);
+        }
     }
+    __syncthreads(); /* another thread may have written what this one reads */
     most = block_max(most, s.value);
     if (!(most >= -FLT_MAX)) return;
     double sum = 0;
