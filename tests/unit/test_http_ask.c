@@ -34,10 +34,12 @@ static void *serve(void *arg) {
         if (got <= 0) break;
         heard[n += (size_t)got] = 0;
     }
-    if (s->answer) send(fd, s->answer, strlen(s->answer), MSG_NOSIGNAL);
-    /* Closing with something unread would be a reset to the client, not an end. */
+    if (s->answer) {
+        send(fd, s->answer, strlen(s->answer), MSG_NOSIGNAL);
+        shutdown(fd, SHUT_WR);
+    }
+    /* Until the client leaves: closing with something unread would be a reset to it, not an end. */
     char rest[256];
-    shutdown(fd, SHUT_WR);
     while (recv(fd, rest, sizeof rest, 0) > 0) {}
     close(fd);
     return NULL;
