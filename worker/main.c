@@ -30,6 +30,9 @@
 #include "proto/opt.h"
 #include "proto/wire.h"
 #include "worker/coll_open.h"
+#ifdef OCTAVO_BENCH
+#include "worker/bench.h"
+#endif
 #include "worker/control.h"
 #include "worker/copy.h"
 #include "worker/dump.h"
@@ -574,6 +577,9 @@ static int finish(struct worker *w, int rc, const struct err_text *err) {
 }
 
 int main(int argc, char **argv) {
+#ifdef OCTAVO_BENCH
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_main(argc - 2, argv + 2);
+#endif
     process_die_with_parent();
     static struct worker w = {.o = {.world = 1,
                                     .device = "cpu",
