@@ -197,6 +197,55 @@ bool fleet_take_lost(struct fleet *f) {
     return lost;
 }
 
+/* ---- what all ranks are told ------------------------------------------------------------------ */
+
+static void send_all(struct fleet *f, const struct msg *m, uint64_t now_us) {
+    for (int r = 0; r < f->world; r++) {
+        struct worker *w = &f->w[r];
+        int rc = wire_send(f->wire, fleet_peer(w, 's'), m);
+        if (rc == ERR_CLOSED) { /* most likely dead: its exit will tell more */
+            if (!w->deaf_us) w->deaf_us = now_us;
+        } else if (rc < 0) {
+            fleet_lose(f, w, CAUSE_STUCK, now_us, "a message could not be sent: %s", err_name(rc));
+            return;
+        }
+        if (m->type == MSG_STEP) w->state = WORKER_STEPPING;
+    }
+}
+
+/* token path 5/9: the same step goes to every rank, each on its own step socket. */
+void fleet_send(struct fleet *f, struct msg *m, uint64_t now_us) {
+    if (f->state != FLEET_READY) return;
+    if (m->type == MSG_STEP) {
+        m->step.generation = f->generation;
+        fleet_note_step(f, &m->step, now_us);
+    }
+    send_all(f, m, now_us);
+}
+
+bool fleet_wants_restore(const struct fleet *f) {
+    return f->want_restore;
+}
+
+void fleet_restore(struct fleet *f, struct msg *m, uint64_t now_us) {
+    if (f->state != FLEET_RESTORING) return;
+    if (m->type == MSG_COPY) {
+        if (f->needs == 0) return;
+        m->copy.id = ++f->copies;
+        m->copy.generation = f->generation;
+        m->copy.root = f->root;
+        m->copy.needs = f->needs;
+        for (int i = 0; i < m->copy.n_runs; i++) f->recovery.pages += m->copy.runs[i].count;
+    }
+    if (m->type == MSG_RESTORE) m->restore.generation = f->generation;
+    send_all(f, m, now_us);
+}
+
+void fleet_restore_end(struct fleet *f, uint64_t now_us) {
+    UNUSED(now_us);
+    f->want_restore = false;
+}
+
 /* ---- stopping -------------------------------------------------------------------------------- */
 
 void fleet_stop(struct fleet *f, uint64_t now_us) {

@@ -126,7 +126,8 @@ void fleet_check_silence(struct fleet *f, uint64_t now_us);
 void fleet_check_clear(struct fleet *f, uint64_t now_us);
 void fleet_spawn_lost(struct fleet *f, uint64_t now_us);
 
-/* fleet_step.c: how long a step may take. */
+/* fleet_step.c: a step is on its way; how long it may take. */
+void fleet_note_step(struct fleet *f, const struct msg_step *m, uint64_t now_us);
 uint64_t fleet_step_bound_us(const struct fleet *f, double work);
 uint64_t fleet_oldest_step(const struct fleet *f); /* 0: none in flight */
 void fleet_check_step(struct fleet *f, uint64_t now_us);

@@ -1,7 +1,7 @@
-/* coordinator/fleet_step.c: steps to all ranks, their answers, and how long a step may take.
+/* coordinator/fleet_step.c: steps in flight, their answers, and how long a step may take.
  *
  * Owns: the records of steps in flight.  Called by: engine.c through fleet.h; fleet.c.
- * Fails how: a rank that cannot be reached is lost.  Limits: SCHED_DEPTH_MAX steps in flight.
+ * Fails how: a step that is late breaks the group.  Limits: SCHED_DEPTH_MAX steps in flight.
  * Tested by: tests/unit/test_engine.c, tests/faults/test_rank_restart.py
  *
  * How long a step may take. A frozen process is found by its silence; what is left for the deadline
@@ -45,7 +45,7 @@ static void measure(struct fleet *f, const struct flight *s, uint64_t now_us) {
     f->stalls = 0;
 }
 
-static void note_flight(struct fleet *f, const struct msg_step *m, uint64_t now_us) {
+void fleet_note_step(struct fleet *f, const struct msg_step *m, uint64_t now_us) {
     assert(f->n_flight < SCHED_DEPTH_MAX);
     struct flight *s = &f->flight[(f->flight_head + f->n_flight) % SCHED_DEPTH_MAX];
     s->id = m->id;
@@ -60,30 +60,6 @@ static void note_flight(struct fleet *f, const struct msg_step *m, uint64_t now_
     s->begun_us = now_us;
     s->due_us = now_us + fleet_step_bound_us(f, s->work);
     f->n_flight++;
-}
-
-static void send_all(struct fleet *f, const struct msg *m, uint64_t now_us) {
-    for (int r = 0; r < f->world; r++) {
-        struct worker *w = &f->w[r];
-        int rc = wire_send(f->wire, fleet_peer(w, 's'), m);
-        if (rc == ERR_CLOSED) { /* most likely dead: its exit will tell more */
-            if (!w->deaf_us) w->deaf_us = now_us;
-        } else if (rc < 0) {
-            fleet_lose(f, w, CAUSE_STUCK, now_us, "a message could not be sent: %s", err_name(rc));
-            return;
-        }
-        if (m->type == MSG_STEP) w->state = WORKER_STEPPING;
-    }
-}
-
-/* token path 5/9: the same step goes to every rank, each on its own step socket. */
-void fleet_send(struct fleet *f, struct msg *m, uint64_t now_us) {
-    if (f->state != FLEET_READY) return;
-    if (m->type == MSG_STEP) {
-        m->step.generation = f->generation;
-        note_flight(f, &m->step, now_us);
-    }
-    send_all(f, m, now_us);
 }
 
 const struct msg_tokens *fleet_answer(const struct fleet *f) {
@@ -120,29 +96,4 @@ void fleet_check_step(struct fleet *f, uint64_t now_us) {
     f->recovery.died_us = s->begun_us;
     f->recovery.lost_us = now_us;
     fleet_break(f, bound / 4, now_us);
-}
-
-/* ---- restoring ------------------------------------------------------------------------------- */
-
-bool fleet_wants_restore(const struct fleet *f) {
-    return f->want_restore;
-}
-
-void fleet_restore(struct fleet *f, struct msg *m, uint64_t now_us) {
-    if (f->state != FLEET_RESTORING) return;
-    if (m->type == MSG_COPY) {
-        if (f->needs == 0) return;
-        m->copy.id = ++f->copies;
-        m->copy.generation = f->generation;
-        m->copy.root = f->root;
-        m->copy.needs = f->needs;
-        for (int i = 0; i < m->copy.n_runs; i++) f->recovery.pages += m->copy.runs[i].count;
-    }
-    if (m->type == MSG_RESTORE) m->restore.generation = f->generation;
-    send_all(f, m, now_us);
-}
-
-void fleet_restore_end(struct fleet *f, uint64_t now_us) {
-    UNUSED(now_us);
-    f->want_restore = false;
 }
