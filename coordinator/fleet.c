@@ -138,7 +138,8 @@ static void forgive(struct fleet *f, uint64_t gap_us, uint64_t now_us) {
         f->flight[(f->flight_head + i) % SCHED_DEPTH_MAX].due_us += gap_us;
 }
 
-/* What is due in this state. A loss on the way changes the state, and then it is not due any more. */
+/* What is due in this state. A loss on the way changes the state, and then it is not due any more.
+ */
 static void turn(struct fleet *f, uint64_t now_us) {
     switch (f->state) {
     case FLEET_LOADING:
@@ -197,7 +198,8 @@ bool fleet_take_lost(struct fleet *f) {
     return lost;
 }
 
-/* ---- what all ranks are told ------------------------------------------------------------------ */
+/* ---- what all ranks are told ------------------------------------------------------------------
+ */
 
 static void send_all(struct fleet *f, const struct msg *m, uint64_t now_us) {
     for (int r = 0; r < f->world; r++) {
@@ -320,11 +322,11 @@ void fleet_print(FILE *out, const struct fleet *f) {
     static const char *const names[] = {"waiting",  "loading",  "joining", "restoring", "ready",
                                         "clearing", "stopping", "failed",  "stopped"};
     fprintf(out,
-            "fleet state=%s generation=%u in_flight=%d oldest=%" PRIu64
-            " restarts=%" PRIu64 "\n",
+            "fleet state=%s generation=%u in_flight=%d oldest=%" PRIu64 " restarts=%" PRIu64 "\n",
             names[f->state], f->generation, f->n_flight, fleet_oldest_step(f), f->restarts);
     for (int r = 0; r < f->world; r++)
-        fprintf(out, "  rank=%d pid=%" PRId64 " incarnation=%u state=%s lost=%d answered=%" PRIu64 "\n",
+        fprintf(out,
+                "  rank=%d pid=%" PRId64 " incarnation=%u state=%s lost=%d answered=%" PRIu64 "\n",
                 r, f->w[r].child.pid, f->w[r].incarnation, worker_state_name(f->w[r].state),
                 f->w[r].lost, f->w[r].answered);
 }

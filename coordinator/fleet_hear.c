@@ -49,7 +49,8 @@ static struct flight *answered(struct fleet *f, struct worker *w, uint64_t id, u
         w->state = i + 1 < f->n_flight ? WORKER_STEPPING : WORKER_READY;
         return s;
     }
-    fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it answered step %" PRIu64 ", which it does not owe", id);
+    fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it answered step %" PRIu64 ", which it does not owe",
+               id);
     return NULL;
 }
 
@@ -118,7 +119,8 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
     case MSG_HELLO:
         break;
     default:
-        fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent message type %d, which is ours to send", (int)m->type);
+        fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent message type %d, which is ours to send",
+                   (int)m->type);
     }
 }
 

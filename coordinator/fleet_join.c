@@ -118,7 +118,8 @@ static bool knock(struct fleet *f, struct worker *w, uint64_t now_us) {
     m->step.n_entries = m->step.n_tokens = m->step.n_pages = 0;
     int rc = wire_send(f->wire, fleet_peer(w, 's'), m);
     if (rc < 0 && rc != ERR_CLOSED)
-        fleet_lose(f, w, CAUSE_EXIT, now_us, "its step socket could not be reached: %s", err_name(rc));
+        fleet_lose(f, w, CAUSE_EXIT, now_us, "its step socket could not be reached: %s",
+                   err_name(rc));
     return w->reachable = rc == OK;
 }
 
@@ -184,6 +185,7 @@ void fleet_check_join(struct fleet *f, uint64_t now_us) {
     if (now_us - f->state_us > (uint64_t)f->o.load_timeout_s * SECOND_US)
         for (int r = 0; r < f->world; r++)
             if (!f->w[r].joined || !f->w[r].reachable)
-                fleet_lose(f, &f->w[r], CAUSE_STUCK, now_us, "not joined within %d s", f->o.load_timeout_s);
+                fleet_lose(f, &f->w[r], CAUSE_STUCK, now_us, "not joined within %d s",
+                           f->o.load_timeout_s);
     if (f->state == FLEET_JOINING) check_joined(f, now_us);
 }

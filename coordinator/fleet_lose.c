@@ -8,13 +8,13 @@
  * Every loss goes the same way, whatever was lost and wherever: one log line that names rank, step
  * and cause; kill -9 for that rank alone; ABORT for those who share a communicator with it. Whether
  * the group is loading, joining, restoring or stepping makes no difference: a survivor that has
- * answered ABORTED is out of the group, has let go of the dead rank's memory, and waits; one that is
- * still loading goes on with it. Deaths meanwhile add to the list of the lost and start the wait
+ * answered ABORTED is out of the group, has let go of the dead rank's memory, and waits; one that
+ * is still loading goes on with it. Deaths meanwhile add to the list of the lost and start the wait
  * anew. So there is one way back, however many die and whenever they do.
  *
  * A step that takes too long names nobody: all ranks of a collective are silent when one is stuck.
- * So the group is aborted first, and who does not leave the step is the one. If all leave it, it was
- * only slow: they join again, nobody is killed, and the next step may take twice as long.
+ * So the group is aborted first, and who does not leave the step is the one. If all leave it, it
+ * was only slow: they join again, nobody is killed, and the next step may take twice as long.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -93,8 +93,8 @@ static uint64_t abort_bound(const struct fleet *f) {
 
 void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint64_t now_us,
                 const char *fmt, ...) {
-    static const char *const whiles[] = {"waiting", "loading", "joining", "restoring", "idle",
-                                         "clearing"};
+    static const char *const whiles[] = {"waiting",   "loading", "joining",
+                                         "restoring", "idle",    "clearing"};
     if (fleet_over(f) || w->lost) return;
     va_list ap;
     va_start(ap, fmt);
@@ -148,8 +148,8 @@ static void see_exit(struct fleet *f, struct worker *w, uint64_t now_us) {
         fleet_fatal(f, (int)w->child.exit_status, now_us, "rank %d: %.200s", w->rank,
                     w->failed.text[0] ? w->failed.text : ending);
     else
-        fleet_lose(f, w, w->failed.text[0] ? CAUSE_FAILED : CAUSE_EXIT, now_us, "%s%s%.180s", ending,
-                   w->failed.text[0] ? ": " : "", w->failed.text);
+        fleet_lose(f, w, w->failed.text[0] ? CAUSE_FAILED : CAUSE_EXIT, now_us, "%s%s%.180s",
+                   ending, w->failed.text[0] ? ": " : "", w->failed.text);
 }
 
 void fleet_see_exits(struct fleet *f, uint64_t now_us) {
@@ -196,7 +196,8 @@ static uint64_t delay_of(const struct fleet *f, struct worker *w) {
     return MIN(delay, DELAY_MAX_US);
 }
 
-/* The dead are gone and the others out of the group: says when the newborn may come, or gives up. */
+/* The dead are gone and the others out of the group: says when the newborn may come, or gives up.
+ */
 static void plan_restart(struct fleet *f, uint64_t now_us) {
     uint64_t delay = 0;
     int lost = 0;

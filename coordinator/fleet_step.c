@@ -21,10 +21,10 @@
 #include "coordinator/fleet_state.h"
 #include "proto/log.h"
 
-#define MARGIN          8
-#define WORK_SPAN       4096.0 /* so many positions behind it double what a row costs */
-#define UNMEASURED_US   (60 * SECOND_US)
-#define STALLS_DOUBLE   6 /* after so many the bound doubles no more */
+#define MARGIN        8
+#define WORK_SPAN     4096.0 /* so many positions behind it double what a row costs */
+#define UNMEASURED_US (60 * SECOND_US)
+#define STALLS_DOUBLE 6 /* after so many the bound doubles no more */
 
 uint64_t fleet_oldest_step(const struct fleet *f) {
     return f->n_flight ? f->flight[f->flight_head].id : 0;

@@ -141,9 +141,11 @@ static void entry_add(struct sched *s, struct seq *q, int32_t count, struct msg_
     q->n_pending += last ? 1 : 0;
     q->last_step = step->id;
     f->by_slot[q->slot] = (int16_t)step->n_entries;
-    f->e[step->n_entries++] = (struct flight_entry){
-        .slot = q->slot, .generation = e->slot_generation, .pos = e->pos, .next_pos = q->n_fed,
-        .samples = last};
+    f->e[step->n_entries++] = (struct flight_entry){.slot = q->slot,
+                                                    .generation = e->slot_generation,
+                                                    .pos = e->pos,
+                                                    .next_pos = q->n_fed,
+                                                    .samples = last};
     f->n_rows += count;
 }
 

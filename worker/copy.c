@@ -46,8 +46,7 @@ int copy_pages(struct model *m, struct coll *coll, const struct msg_copy *c, str
         for (int l = 0; l < m->hp.n_layers; l++) {
             const struct kcache *cache = &m->layers[l].cache;
             TRY(copy_run(m, coll, c, cache->latent, latent, &c->runs[i]));
-            if (m->layers[l].has_index)
-                TRY(copy_run(m, coll, c, cache->index, index, &c->runs[i]));
+            if (m->layers[l].has_index) TRY(copy_run(m, coll, c, cache->index, index, &c->runs[i]));
         }
     m->k->sync(m->ctx);
     return coll_check(coll);

@@ -12,7 +12,8 @@
 #include "worker/coll.h"
 #include "worker/model.h"
 
-/* Every rank calls it with the same message. Pages of ranks not named in c->needs are not written. */
+/* Every rank calls it with the same message. Pages of ranks not named in c->needs are not written.
+ */
 int copy_pages(struct model *m, struct coll *coll, const struct msg_copy *c, struct err_text *err);
 
 #endif

@@ -27,8 +27,8 @@ struct slot {
     bool last_broken; /* that token is -1: no logit was finite */
     bool fed_any;
     uint32_t generation;
-    int32_t fed;      /* positions fed so far; the next entry starts here or below */
-    int32_t n_pages;  /* known to the device's table */
+    int32_t fed;     /* positions fed so far; the next entry starts here or below */
+    int32_t n_pages; /* known to the device's table */
     int32_t n_prompt;
     bool penalties;   /* somebody looks at the counts */
     uint64_t in_step; /* serial of the last step that names it */
@@ -134,11 +134,11 @@ int stepper_admit(struct stepper *st, const struct msg_admit *a, struct err_text
     struct model *m = st->m;
     TRY(check_admit(m, a, err));
     const struct msg_sampling *s = &a->sampling;
-    st->slots[a->slot] = (struct slot){
-        .admitted = true,
-        .generation = a->slot_generation,
-        .n_prompt = a->n_prompt,
-        .penalties = s->repetition != 1 || s->presence != 0 || s->frequency != 0};
+    st->slots[a->slot] =
+        (struct slot){.admitted = true,
+                      .generation = a->slot_generation,
+                      .n_prompt = a->n_prompt,
+                      .penalties = s->repetition != 1 || s->presence != 0 || s->frequency != 0};
     st->top_logprobs[a->slot] = a->sampling.top_logprobs;
     size_t vocab = (size_t)m->seqs.vocab, at = (size_t)a->slot * vocab;
     m->k->zero(m->ctx, m->seqs.seen_prompt + at, vocab * sizeof *m->seqs.seen_prompt);

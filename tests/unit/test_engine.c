@@ -260,7 +260,8 @@ static void a_rank_that_dies_costs_no_token(void **state) {
         bool early = !strcmp(faults[f], "die 1 2 1"); /* there is no second incarnation */
         early |= faults[f][0] == 'u';                 /* before it was ready */
         w->o.depth = 1 + (int)(f & 1);
-        if (!strncmp(faults[f], "stop", 4)) { /* let silence be noticed before the step's deadline */
+        if (!strncmp(faults[f], "stop",
+                     4)) { /* let silence be noticed before the step's deadline */
             w->o.step_timeout_s = 40;
             w->o.beat_timeout_ms = 1500;
         }

@@ -160,7 +160,8 @@ static void device_restore(struct sim *m, const struct msg_step *r) {
         CHECK_EQ(m, "restored page index", d->n_pages, e->page_first);
         for (int k = 0; k < e->n_pages; k++) d->table[d->n_pages++] = r->pages[e->page_at + k];
         for (int k = 0; k < e->count; k++, d->n_fed++)
-            CHECK_EQ(m, "restored token", m->cache[d->table[d->n_fed / ROWS_MAX]][d->n_fed % ROWS_MAX],
+            CHECK_EQ(m, "restored token",
+                     m->cache[d->table[d->n_fed / ROWS_MAX]][d->n_fed % ROWS_MAX],
                      r->tokens[e->token_at + k]);
         d->last = -7; /* not to be fed: the coordinator knows better */
     }
