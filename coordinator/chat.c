@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "coordinator/chat.h"
+#include "coordinator/outline.h"
 #include "proto/limits.h"
 
 struct render {
@@ -303,6 +304,18 @@ static int add_argument(struct render *r, const char *key, const json_t *value) 
     return add_format(r, "</arg_value>");
 }
 
+/* The value that a string of arguments spells, or NULL. */
+static json_t *parse_arguments(struct span raw) {
+    struct outline o = outline_of(raw.p, raw.n);
+    if (!outline_fits(&o)) return NULL;
+    const size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL;
+    json_error_t why;
+    json_t *parsed = json_loadb(raw.p, raw.n, flags, &why);
+    if (!parsed && json_error_code(&why) == json_error_numeric_overflow)
+        parsed = json_loadb(raw.p, raw.n, flags | JSON_DECODE_INT_AS_REAL, NULL);
+    return parsed;
+}
+
 /* Arguments as the API has them: an object, or a string that holds one. What a client sends back
  * may be what a model once wrote wrongly; it is shown to the model as one argument, not refused. */
 static int add_arguments(struct render *r, json_t *given) {
@@ -312,11 +325,7 @@ static int add_arguments(struct render *r, json_t *given) {
     if (json_is_string(given)) {
         struct span raw = strip((struct span){json_string_value(given), json_string_length(given)});
         if (raw.n == 0) return OK;
-        json_error_t why;
-        parsed = json_loadb(raw.p, raw.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
-        if (!parsed && json_error_code(&why) == json_error_numeric_overflow)
-            parsed = json_loadb(raw.p, raw.n,
-                                JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+        parsed = parse_arguments(raw);
         if (json_is_object(parsed) || json_is_null(parsed)) given = parsed;
     }
     if (json_is_object(given)) {

@@ -10,6 +10,8 @@
  */
 #include "coordinator/openai.h"
 
+#include "coordinator/outline.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,43 +142,11 @@ int openai_ids(json_t *list, const char *param, int32_t vocab, int32_t **ids, si
 /* ---- the body ---------------------------------------------------------------------------------
  */
 
-/* What a body will be made into, counted before anything is allocated for it. */
-struct outline {
-    int depth;
-    size_t lists, values; /* lists: objects too */
-};
-
-static struct outline outline_of(const char *p, size_t n) {
-    struct outline o = {.values = 1};
-    int depth = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < n; i++) {
-        if (in_string) {
-            if (p[i] == '\\')
-                i++;
-            else if (p[i] == '"')
-                in_string = false;
-        } else if (p[i] == '"') {
-            in_string = true;
-        } else if (p[i] == '[' || p[i] == '{') {
-            o.lists++;
-            o.values++;
-            if (++depth > o.depth) o.depth = depth;
-        } else if (p[i] == ',') {
-            o.values++;
-        } else if ((p[i] == ']' || p[i] == '}') && depth > 0) {
-            depth--;
-        }
-    }
-    return o;
-}
-
-/* Parsed, an empty list takes a hundred times its bytes in the body. */
 static int check_outline(const char *body, size_t n, struct openai_error *e) {
     struct outline o = outline_of(body, n);
     if (o.depth > LIMIT_JSON_DEPTH)
         return BAD(e, NULL, "The body is nested more than %d deep.", LIMIT_JSON_DEPTH);
-    if (o.lists > LIMIT_JSON_LISTS || o.values > LIMIT_JSON_VALUES)
+    if (!outline_fits(&o))
         return BAD(e, NULL,
                    "The body: expected at most %d objects and lists and %d values, found %zu and "
                    "%zu.",

@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "coordinator/chat.h"
+#include "proto/limits.h"
 
 static struct tok *tiny;
 static enum chat_family tiny_family;
@@ -364,6 +365,31 @@ static void a_tool_named_without_end_does_not_grow_the_prompt_without_end(void *
     free(long_text);
 }
 
+/* A string of arguments that would become too many values is shown as the one argument it is. */
+static void arguments_with_too_many_values_are_not_parsed(void **state) {
+    UNUSED(state);
+    for (size_t n = LIMIT_JSON_LISTS - 8; n <= LIMIT_JSON_LISTS + 8; n += 16) {
+        char *spelt = malloc(3 * n + 16), *at = spelt;
+        assert_non_null(spelt);
+        at += sprintf(at, "{\"a\":[");
+        for (size_t i = 0; i < n; i++) at += sprintf(at, i ? ",[]" : "[]");
+        sprintf(at, "]}");
+        json_t *messages = json_pack("[{s:s,s:[{s:{s:s,s:s}}]}]", "role", "assistant", "tool_calls",
+                                     "function", "name", "f", "arguments", spelt);
+        assert_non_null(messages);
+        struct chat_options o = {.clear_thinking = true};
+        struct chat_prompt p;
+        struct err_text err = {0};
+        if (chat_render(CHAT_GLM5, tiny, messages, NULL, &o, &p, NULL, &err) < 0)
+            fail_msg("%zu lists: %s", n, err.text);
+        const char *key = n < LIMIT_JSON_LISTS ? "<arg_key>a</arg_key>" : "<arg_key>arguments</arg_key>";
+        if (!strstr(p.text, key)) fail_msg("%zu lists: expected %s, found %.80s", n, key, p.text);
+        chat_prompt_deinit(&p);
+        json_decref(messages);
+        free(spelt);
+    }
+}
+
 static void json_is_printed_as_the_template_prints_it(void **state) {
     UNUSED(state);
     static const char *const cases[][2] = {
@@ -396,6 +422,7 @@ int main(void) {
         cmocka_unit_test(content_cannot_forge_a_turn),
         cmocka_unit_test(a_wrong_request_is_refused_with_its_place),
         cmocka_unit_test(a_tool_named_without_end_does_not_grow_the_prompt_without_end),
+        cmocka_unit_test(arguments_with_too_many_values_are_not_parsed),
         cmocka_unit_test(json_is_printed_as_the_template_prints_it),
     };
     return cmocka_run_group_tests(tests, open_tiny, close_tiny);
