@@ -4,7 +4,8 @@
  * Fails how: a row without a finite logit gets token -1; a CUDA error ends the process.
  * Limits: K_TOP_MAX, K_BIAS_MAX.  Tested by: tests/gpu/check_ops.c
  *
- * The rule is in kernels.h. A block takes a row. The FIRST largest logits are found and put in order;
+ * The rule is in kernels.h. Sixteen blocks read a row first (largest, sum of exponentials): all that
+ * the greedy choice needs. Then a block takes a row. The FIRST largest logits are found and put in order;
  * nearly always the answer stands among them (a prefix of the falling order is all that top_k,
  * top_p, min_p and the draw look at). When it does not (a nearly flat distribution), places in the
  * order are found by bisection over the keys instead, with probabilities summed as whole numbers
@@ -17,7 +18,11 @@
 
 #define FIRST 1024 /* tokens put in order; TOPK_THREADS of them */
 #define COLD  1e-6f
+#define PARTS 16   /* blocks that read a row first */
+#define PART_THREADS 256
 #define FIXED 1099511627776.0 /* 2^40 */
+
+struct sample_part;
 
 struct sample_args {
     const int32_t *out_row, *slot, *pos;
@@ -30,6 +35,15 @@ struct sample_args {
     float *logprob, *top_logprob;
     float *l;       /* [S, vocab] */
     int32_t *first; /* [S, FIRST] */
+    struct sample_part *part; /* [S, PARTS] */
+};
+
+/* What a block of the first kernel found in its share of a row: the largest logit, the lowest id that
+ * has it, the sum of exp(logit - largest). */
+struct sample_part {
+    double sum;
+    float most;
+    int32_t id;
 };
 
 struct sample_smem {
@@ -43,7 +57,8 @@ struct sample_smem {
 
 size_t cuda_sample_scratch(const struct kdims *d, const struct kbounds *b) {
     (void)d;
-    return (size_t)b->outs * ((size_t)b->vocab * sizeof(float) + FIRST * sizeof(int32_t));
+    return (size_t)b->outs * ((size_t)b->vocab * sizeof(float) + FIRST * sizeof(int32_t) +
+                              PARTS * sizeof(struct sample_part));
 }
 
 static __device__ __forceinline__ float clean(float x) {
@@ -376,6 +391,51 @@ static __device__ int choose(const struct sample_args &a, int row, const float *
     return draw_long(f, p, u);
 }
 
+/* Reads a share of a row: cleaned logits to l, and what sample_part says. */
+static __global__ void __launch_bounds__(PART_THREADS)
+    part_kernel(const __grid_constant__ struct sample_args a) {
+    __shared__ float red[PART_THREADS / 32];
+    __shared__ double sums[PART_THREADS / 32];
+    __shared__ int found;
+    gdc_trigger();
+    gdc_wait();
+    int row = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int share = (a.vocab + PARTS - 1) / PARTS, from = blockIdx.x * share;
+    int to = min(from + share, a.vocab);
+    float *l = a.l + (int64_t)row * a.vocab, most = -INFINITY;
+    for (int part = from / a.part_cols; part * a.part_cols < to; part++) { /* no division per logit */
+        int base = part * a.part_cols, first = max(from, base), last = min(to, base + a.part_cols);
+        const float *x = a.logits + ((int64_t)part * a.n_out + row) * a.part_cols - base;
+#pragma unroll 8
+        for (int i = first + threadIdx.x; i < last; i += PART_THREADS) {
+            float v = clean(x[i]);
+            l[i] = v;
+            most = fmaxf(most, v);
+        }
+    }
+    most = warp_max(most);
+    if (lane == 0) red[warp] = most;
+    if (threadIdx.x == 0) found = INT32_MAX;
+    __syncthreads();
+    for (int i = 0; i < PART_THREADS / 32; i++) most = fmaxf(most, red[i]);
+    double sum = 0;
+    int id = INT32_MAX;
+#pragma unroll 8
+    for (int i = from + threadIdx.x; i < to; i += PART_THREADS) {
+        float v = l[i];
+        if (v == most) id = min(id, i);
+        if (most > -INFINITY) sum += (double)expf(v - most);
+    }
+    for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    if (lane == 0) sums[warp] = sum;
+    if (id < INT32_MAX) atomicMin(&found, id);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    sum = 0;
+    for (int i = 0; i < PART_THREADS / 32; i++) sum += sums[i];
+    a.part[row * PARTS + blockIdx.x] = {sum, most, found};
+}
+
 static __global__ void __launch_bounds__(TOPK_THREADS)
     sample_kernel(const __grid_constant__ struct sample_args a) {
     __shared__ struct sample_smem s;
@@ -390,28 +450,24 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
     if (slot < 0) return;
     const struct ksampling *p = a.sampling + slot;
     float *l = a.l + (int64_t)row * a.vocab, most = -INFINITY;
-    for (int part = 0; part < a.parts; part++) { /* no division per logit */
-        const float *from = a.logits + ((int64_t)part * a.n_out + row) * a.part_cols;
-        int first = part * a.part_cols, n = min(a.part_cols, a.vocab - first);
-#pragma unroll 8
-        for (int i = threadIdx.x; i < n; i += TOPK_THREADS) {
-            float v = clean(from[i]);
-            l[first + i] = v;
-            most = fmaxf(most, v);
-        }
-    }
-    __syncthreads(); /* another thread may have written what this one reads */
-    most = block_max(most, s.value);
+    const struct sample_part *part = a.part + row * PARTS;
+    for (int i = 0; i < PARTS; i++) most = fmaxf(most, part[i].most);
     if (!(most >= -FLT_MAX)) return;
     double sum = 0;
-#pragma unroll 8
-    for (int id = threadIdx.x; id < a.vocab; id += TOPK_THREADS)
-        sum += (double)expf(l[id] - most);
-    double norm = (double)most + log(block_sum_double(sum, s.total));
-    __syncthreads();
+    int best = INT32_MAX;
+    for (int i = 0; i < PARTS; i++) {
+        if (!(part[i].most >= -FLT_MAX)) continue;
+        sum += part[i].sum * exp((double)part[i].most - (double)most);
+        if (part[i].most == most) best = min(best, part[i].id);
+    }
+    double norm = (double)most + log(sum);
     if (p->top_logprobs > 0) write_tops(a, row, l, p->top_logprobs, norm, &s);
-    adjust(a, l, p, slot);
-    int token = choose(a, row, l, p, a.pos[t], &s);
+    bool plain = p->n_bias <= 0 && p->repetition == 1 && p->presence == 0 && p->frequency == 0;
+    int token = best;
+    if (!plain || p->temperature > COLD) {
+        adjust(a, l, p, slot);
+        token = choose(a, row, l, p, a.pos[t], &s);
+    }
     if (threadIdx.x != 0 || token < 0) return;
     a.token[row] = token;
     a.logprob[row] = (float)((double)raw_logit(a, row, token) - norm);
@@ -431,7 +487,9 @@ void cuda_sample(struct kctx *c, const struct kop_sample *o) {
     a.part_cols = o->part_cols, a.vocab = o->vocab, a.logits = o->logits;
     a.token = o->token, a.top_token = o->top_token, a.logprob = o->logprob;
     a.top_logprob = o->top_logprob;
-    a.l = (float *)o->scratch;
+    a.part = (struct sample_part *)o->scratch;
+    a.l = (float *)(a.part + (int64_t)a.n_out * PARTS);
     a.first = (int32_t *)(a.l + (int64_t)a.n_out * a.vocab);
+    launch(c, part_kernel, dim3(PARTS, (unsigned)a.n_out), PART_THREADS, 0, a);
     launch(c, sample_kernel, (unsigned)a.n_out, TOPK_THREADS, 0, a);
 }
