@@ -95,6 +95,9 @@ def test_a_bundle_runs_where_there_is_only_the_c_library(tmp_path):
     for library in set(wanted):
         (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, root / library[1:])
+    carried = [l.name for l in (root / "opt/elsewhere/libs").iterdir()]
+    ours = [n for n in carried if re.match(r"(ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so)", n)]
+    assert not ours, f"expected the machine's own C library to be used, found {ours} in the bundle"
     # /proc tells a program where it stands; the mount goes with its name space.
     (root / "proc").mkdir()
     inside = ["unshare", "--mount", "sh", "-c", 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"', root]
