@@ -219,7 +219,7 @@ static void take_defaults(struct engine_options *o) {
     if (o->restarts_max == 0) o->restarts_max = 10;
     if (o->restart_window_s == 0) o->restart_window_s = 600;
     if (o->load_timeout_s == 0) o->load_timeout_s = 3600;
-    if (o->step_timeout_s == 0) o->step_timeout_s = 4;
+    if (o->step_timeout_s == 0) o->step_timeout_s = 3;
     if (o->drain_timeout_s == 0) o->drain_timeout_s = 60;
     if (o->reclaim_timeout_s == 0) o->reclaim_timeout_s = 60;
 }

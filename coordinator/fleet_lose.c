@@ -59,6 +59,7 @@ static void abort_survivors(struct fleet *f, uint64_t now_us) {
 
 void fleet_break(struct fleet *f, uint64_t abort_bound_us, uint64_t now_us) {
     if (f->recovery.died_us == 0) f->recovery.died_us = f->recovery.lost_us = now_us;
+    if (f->n_flight) f->recovery.step = fleet_oldest_step(f);
     f->abort_bound_us = MAX(abort_bound_us, ABORT_LEAST_US);
     retire(f);
     abort_survivors(f, now_us);
@@ -100,7 +101,7 @@ void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint
     va_start(ap, fmt);
     vsnprintf(w->last_error, sizeof w->last_error, fmt, ap);
     va_end(ap);
-    uint64_t step = fleet_oldest_step(f);
+    uint64_t step = f->n_flight ? fleet_oldest_step(f) : f->recovery.step;
     log_error("died",
               "rank=%d pid=%" PRId64 " cause=%s step=%" PRIu64 " while=%s incarnation=%u"
               " last_step=%" PRIu64 " why=\"%s\"",

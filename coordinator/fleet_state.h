@@ -66,6 +66,7 @@ struct flight { /* a step in flight */
 struct recovery {
     uint64_t died_us; /* 0: none under way */
     uint64_t lost_us, spawned_us, loaded_us, joined_us;
+    uint64_t step;  /* the oldest in flight when the group fell apart; 0: none */
     uint32_t ranks; /* bit r: rank r was replaced */
     int64_t pages;  /* copied */
 };

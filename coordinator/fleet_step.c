@@ -95,5 +95,5 @@ void fleet_check_step(struct fleet *f, uint64_t now_us) {
              s->rows, (double)bound / 1e6, silent);
     f->recovery.died_us = s->begun_us;
     f->recovery.lost_us = now_us;
-    fleet_break(f, bound / 4, now_us);
+    fleet_break(f, bound / 8, now_us); /* it had its time already */
 }

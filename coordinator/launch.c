@@ -21,7 +21,7 @@
 #include "coordinator/pin.h"
 
 #define WORDS_BYTES (32u << 10)
-#define PROBE_PATIENCE 15 /* a probe knows no measured rate, so it calls a step stuck later than we */
+#define PROBE_PATIENCE 20 /* a probe knows no measured rate, so it calls a step stuck later than we */
 #define SHARE_BYTES 4096 /* CONVOY_SHARE_BYTES of the worker */
 
 extern char **environ;

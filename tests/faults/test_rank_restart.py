@@ -18,6 +18,30 @@ LONG = " ".join(f"Item {i} is a lamp, and item {i + 1} is a zebra." for i in ran
 _alone = {}  # what a request says undisturbed, by request
 
 
+class Exact(Stream):
+    """A stream that also keeps every token's log-probability: a cache that is a little wrong shows there before it shows in the text."""
+
+    def __init__(self, server, request):
+        super().__init__(server, request | dict(logprobs=True))
+        self.logprobs = []
+
+    def run(self):
+        try:
+            with self.server.client() as client, client.chat.completions.create(stream=True, **self.request) as stream:
+                for chunk in stream:
+                    for choice in chunk.choices:
+                        piece = (getattr(choice.delta, "reasoning_content", None) or "") + (choice.delta.content or "")
+                        self.text += piece
+                        self.deltas += bool(piece)
+                        self.logprobs += [t.logprob for t in (choice.logprobs and choice.logprobs.content) or []]
+                        self.reason = choice.finish_reason or self.reason
+        except Exception as e:  # shown by whoever looks at the result
+            self.error = e
+
+    def said(self):
+        return self.text, self.reason, self.logprobs
+
+
 def mixed(n, first=0):
     """n requests of every kind: greedy, seeded, with penalties, over a long prompt with sparse attention, and a prompt of many steps."""
     sampled = dict(temperature=1.0, max_tokens=100)
@@ -36,19 +60,20 @@ def mixed(n, first=0):
 
 
 def alone(server, rs):
-    """What each request says undisturbed; asked once."""
-    key = lambda r: json.dumps(r, sort_keys=True)
+    """What each request says undisturbed: text, reason and log-probabilities; asked once."""
+    key = lambda r: (server.tp, json.dumps(r, sort_keys=True))  # another split, other last bits
     new = {key(r): r for r in rs if key(r) not in _alone}
-    streams = {k: Stream(server, r) for k, r in new.items()}
+    streams = {k: Exact(server, r) for k, r in new.items()}
     stream_all(list(streams.values()) or [], 240)
     for k, s in streams.items():
         assert s.error is None, f"{s.error!r}" + server.log_end()
-        _alone[k] = s.text
+        assert len(s.logprobs) >= 10, s.logprobs
+        _alone[k] = s.said()
     return [_alone[key(r)] for r in rs]
 
 
 def stream_all_started(server, rs, pieces=2):
-    streams = [Stream(server, r) for r in rs]
+    streams = [Exact(server, r) for r in rs]
     for s in streams:
         s.start()
     eventually(lambda: sum(s.deltas >= pieces or not s.is_alive() for s in streams) >= len(streams) - len(rs) // 8, 60,
@@ -60,7 +85,9 @@ def check_texts(server, streams, rs, seed=None):
     again = f"; repeat with OCTAVO_SEED={seed}" if seed is not None else ""
     for s, want in zip(streams, alone(server, rs)):
         assert s.error is None, f"{s.error!r}{again}" + server.log_end()
-        assert s.text == want, f"expected {want!r}, found {s.text!r}{again}" + server.log_end()
+        at = next((i for i, (a, b) in enumerate(zip(want[2], s.logprobs)) if a != b), min(len(want[2]), len(s.logprobs)))
+        assert s.said() == want, (f"token {at}: expected {want[2][at:at + 2]} of {want[:2]}, {len(want[2])} tokens, found "
+                                  f"{s.logprobs[at:at + 2]} of {s.said()[:2]}, {len(s.logprobs)} tokens{again}") + server.log_end()
 
 
 def pids(server):
@@ -143,17 +170,17 @@ def test_two_ranks_killed_at_once_are_replaced_and_the_others_stay(launch):
 def test_a_rank_killed_in_the_middle_of_a_prompt_costs_none_of_it(launch):
     server = launch(*PATIENT, "--max-step-tokens", 64, tp=4).wait_ready()
     r = question(LONG, max_tokens=20, extra_body=dict(ignore_eos=True))
-    want = alone(server, [r])
+    alone(server, [r])
     step = lambda: server.workers()[3]["last_step"]
     first, now = step(), pids(server)
-    stream = Stream(server, r)
+    stream = Exact(server, r)
     stream.start()
     eventually(lambda: step() >= first + 8, 60, "eight steps of the prompt", server)
     assert stream.deltas == 0
     kill(server, now, [2])
     wait_replaced(server, now, [2])
     join_all([stream])
-    assert (stream.error, [stream.text]) == (None, want), server.log_end()
+    check_texts(server, [stream], [r])
     assert int(last_recovery(server)["pages"]) >= 8, last_recovery(server)
     server.stop()
 
@@ -225,8 +252,7 @@ def test_a_rank_killed_while_draining_is_replaced_and_the_answers_end(launch):
     eventually(lambda: " draining" in server.log(), 10, "a drain", server)
     kill(server, now, [1])
     join_all(streams, 120)
-    for s, want in zip(streams, alone(server, rs)):
-        assert (s.error, s.text) == (None, want), server.log_end()
+    check_texts(server, streams, rs)
     assert server.wait_end() == 0
     server.check_clean()
 
@@ -239,7 +265,7 @@ def random_kills(server, seconds, seed):
     now, kills, end = pids(server), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         batch = [rng.choice(rs) for _ in range(rng.randrange(1, 13))]
-        streams = [Stream(server, r) for r in batch]
+        streams = [Exact(server, r) for r in batch]
         for s in streams:
             s.start()
         while any(s.is_alive() for s in streams) and time.monotonic() < end:

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "coordinator/cacheplan.h"
+#include "coordinator/fleet_state.h"
 #include "coordinator/launch.h"
 #include "coordinator/pin.h"
 
@@ -74,6 +75,33 @@ static void the_cache_is_as_large_as_useful_and_no_larger_than_there_is_room(voi
     r.free_bytes = 4000;
     assert_int_equal(cache_plan_pages(&r), 0);
     assert_true(cache_host_available() > 0);
+}
+
+static void a_step_may_take_longer_the_more_it_feeds_and_the_farther_it_looks_back(void **state) {
+    UNUSED(state);
+    static struct fleet f;
+    static struct msg_step one, chunk;
+    f.o.step_timeout_s = 3;
+    one = (struct msg_step){.id = 1, .n_entries = 1, .entries = {{.pos = 50, .count = 1}}};
+    chunk = (struct msg_step){.id = 2, .n_entries = 1, .entries = {{.pos = 0, .count = 512}}};
+    fleet_note_step(&f, &one, 0);
+    assert_true(f.flight[0].due_us >= 60 * SECOND_US); /* nothing is known yet */
+    for (int r = 0; r < LIMIT_RANKS; r++) f.w[r].answered = 9;
+    fleet_answer_done(&f, 30000); /* a step of one row took 30 ms */
+    assert_int_equal(f.n_flight, 0);
+    fleet_note_step(&f, &one, 0);
+    uint64_t decode = f.flight[f.flight_head].due_us;
+    assert_in_range(decode, 3 * SECOND_US, 4 * SECOND_US);
+    fleet_answer_done(&f, 30000);
+    fleet_note_step(&f, &chunk, 0);
+    uint64_t prefill = f.flight[f.flight_head].due_us;
+    assert_true(prefill > 3 * SECOND_US + 8 * 512 * 25000ull);
+    fleet_answer_done(&f, SECOND_US);
+    chunk.entries[0].pos = 100000;
+    fleet_note_step(&f, &chunk, 0);
+    assert_true(f.flight[f.flight_head].due_us > 10 * prefill);
+    f.stalls = 1; /* it was only slow: twice as long next time */
+    assert_true(fleet_step_bound_us(&f, 1) > 2 * 3 * SECOND_US);
 }
 
 static void a_start_time_belongs_to_a_living_process(void **state) {
@@ -167,6 +195,7 @@ int main(void) {
         cmocka_unit_test(cores_are_dealt_in_runs_and_none_twice),
         cmocka_unit_test(fewer_cores_than_workers_are_shared),
         cmocka_unit_test(the_cache_is_as_large_as_useful_and_no_larger_than_there_is_room),
+        cmocka_unit_test(a_step_may_take_longer_the_more_it_feeds_and_the_farther_it_looks_back),
         cmocka_unit_test(a_start_time_belongs_to_a_living_process),
         cmocka_unit_test(a_command_line_says_who_and_the_environment_proves_it),
         cmocka_unit_test(a_child_is_started_seen_to_end_and_killed),
