@@ -146,6 +146,7 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .device = set->device,
                                .n_devices = set->n_devices,
                                .gpus = set->n_devices ? &set->gpus : NULL,
+                               .collective = set->collective,
                                .shard_cache = set->shard_cache,
                                .tp = (int)set->tp,
                                .max_seqs = (int)set->max_seqs,

@@ -114,6 +114,7 @@ struct engine_options {
     int tp, max_seqs, max_step_rows;
     int n_devices;               /* of this host; 0 for the CPU backend */
     const struct gpus *gpus;     /* how ranks are dealt over them; NULL: in turn */
+    const char *collective;      /* how ranks add up, or NULL: the workers' own choice */
     const char *shard_cache;     /* folder of repacked weights, or NULL */
     int64_t context;             /* tokens per sequence */
     int64_t cache_tokens;        /* 0: planned from free memory */

@@ -117,6 +117,7 @@ int launch_argv(struct launch *l, const struct engine_options *o, int rank, uint
     word(&w, "--parent-start", "%" PRIu64, l->self.start_time);
     word(&w, "--cpus", "%s", cpus);
     if (o->tp > 1) word(&w, "--load-share", "/proc/%" PRId64 "/fd/%d", l->self.pid, l->share_fd);
+    if (o->collective) word(&w, "--collective", "%s", o->collective);
     if (o->shard_cache) word(&w, "--shard-cache", "%s", o->shard_cache);
     word(&w, "--probe-socket", "@octavo-probe-%" PRId64 "-%d", l->self.pid, rank);
     word(&w, "--probe-port", "%d", o->probe_port ? o->probe_port + rank : 0);

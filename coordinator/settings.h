@@ -19,7 +19,7 @@ struct settings {
     int64_t load_timeout, step_timeout, drain_timeout, restarts_max;
     int64_t reclaim_timeout, probe_port;
     const char *device_memory;
-    const char *devices, *shard_cache;
+    const char *devices, *collective, *shard_cache;
     int n_devices;
     struct gpus gpus;
     char model_path[SETTINGS_PATH_BYTES]; /* the demonstration model, if none was named */

@@ -41,7 +41,7 @@ struct slot {
 static struct {
     int64_t rank, world, context, slots, rows, incarnation, parent_pid, parent_start, index;
     int64_t probe_port, step_limit;
-    const char *model, *device, *connect, *cpus, *probe_socket, *load_share, *shard_cache;
+    const char *model, *device, *connect, *cpus, *probe_socket, *load_share, *shard_cache, *collective;
     char kind[16];
     int at;
 } o;
@@ -210,6 +210,7 @@ static void parse(int argc, char **argv) {
         {.name = "device", .value = "S", .kind = OPT_STRING, .out = &o.device},
         {.name = "connect", .value = "S", .kind = OPT_STRING, .out = &o.connect},
         {.name = "load-share", .value = "S", .kind = OPT_STRING, .out = &o.load_share},
+        {.name = "collective", .value = "S", .kind = OPT_STRING, .out = &o.collective},
         {.name = "shard-cache", .value = "S", .kind = OPT_STRING, .out = &o.shard_cache},
         {.name = "cpus", .value = "S", .kind = OPT_STRING, .out = &o.cpus},
         {.name = "probe-socket", .value = "S", .kind = OPT_STRING, .out = &o.probe_socket},

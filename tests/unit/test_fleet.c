@@ -126,6 +126,7 @@ static void a_command_line_says_who_and_the_environment_proves_it(void **state) 
                                .device = "cuda",
                                .tp = 3,
                                .n_devices = 2,
+                               .collective = "ipc",
                                .shard_cache = "/shards",
                                .context = 77,
                                .max_seqs = 5,
@@ -145,6 +146,7 @@ static void a_command_line_says_who_and_the_environment_proves_it(void **state) 
     assert_string_equal(value_of(a.argv, "--context"), "77");
     assert_string_equal(value_of(a.argv, "--incarnation"), "7");
     assert_string_equal(value_of(a.argv, "--connect"), a.endpoint);
+    assert_string_equal(value_of(a.argv, "--collective"), "ipc");
     assert_string_equal(value_of(a.argv, "--shard-cache"), "/shards");
     assert_int_equal(access(value_of(a.argv, "--load-share"), R_OK | W_OK), 0);
     assert_true(value_of(a.argv, "--cpus")[0] != 0);
