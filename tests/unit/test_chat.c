@@ -369,11 +369,9 @@ static void a_tool_named_without_end_does_not_grow_the_prompt_without_end(void *
 static void arguments_with_too_many_values_are_not_parsed(void **state) {
     UNUSED(state);
     for (size_t n = LIMIT_JSON_LISTS - 8; n <= LIMIT_JSON_LISTS + 8; n += 16) {
-        char *spelt = malloc(3 * n + 16), *at = spelt;
-        assert_non_null(spelt);
-        at += sprintf(at, "{\"a\":[");
-        for (size_t i = 0; i < n; i++) at += sprintf(at, i ? ",[]" : "[]");
-        sprintf(at, "]}");
+        json_t *lists = json_array(), *arguments = json_pack("{s:o}", "a", lists);
+        for (size_t i = 0; i < n; i++) json_array_append_new(lists, json_array());
+        char *spelt = json_dumps(arguments, JSON_COMPACT);
         json_t *messages = json_pack("[{s:s,s:[{s:{s:s,s:s}}]}]", "role", "assistant", "tool_calls",
                                      "function", "name", "f", "arguments", spelt);
         assert_non_null(messages);
@@ -386,6 +384,7 @@ static void arguments_with_too_many_values_are_not_parsed(void **state) {
         if (!strstr(p.text, key)) fail_msg("%zu lists: expected %s, found %.80s", n, key, p.text);
         chat_prompt_deinit(&p);
         json_decref(messages);
+        json_decref(arguments);
         free(spelt);
     }
 }
