@@ -1,7 +1,7 @@
 /* coordinator/api_info.c: the routes that only look: models, health, workers, version, metrics.
  *
  * Owns: nothing.  Called by: http.c (routes).  Fails how: cannot; 404 for a model of another name.
- * Tested by: tests/unit/test_api.c
+ * Tested by: tests/unit/test_api_look.c
  *
  * All of them read one engine_status, so that no two tell different stories. /health/live says that
  * this process works, /health and /health/ready that an answer can be expected now.
@@ -81,6 +81,31 @@ void api_ready(struct http_exchange *x, void *user) {
     engine_status(a->engine, &st);
     enum engine_state s = a->draining && st.state != ENGINE_FAILED ? ENGINE_DRAINING : st.state;
     answer_health(x, s == ENGINE_READY, engine_state_name(s), st.why);
+}
+
+/* Is what was asked for being worked on? Yes while nothing is asked, and while the step in flight is
+ * within its bound, which follows its size: a long prompt is not a stall. */
+void api_progress(struct http_exchange *x, void *user) {
+    struct api *a = user;
+    struct engine_status st;
+    engine_status(a->engine, &st);
+    const char *state = engine_state_name(st.state);
+    bool works = st.state == ENGINE_READY || st.state == ENGINE_DRAINING;
+    bool ok = works && st.step_age_us <= st.step_bound_us;
+    struct http_buf b = {0};
+    http_buf_printf(&b,
+                    "{\"status\":\"%s\",\"state\":\"%s\",\"running\":%d,\"waiting\":%d,"
+                    "\"steps\":%llu,\"step\":",
+                    ok ? "ok" : works ? "stuck" : state, state, st.running, st.waiting,
+                    (unsigned long long)st.steps);
+    if (st.step)
+        http_buf_printf(&b, "{\"id\":%llu,\"rows\":%d,\"age_ms\":%llu,\"bound_ms\":%llu}}",
+                        (unsigned long long)st.step, st.step_rows,
+                        (unsigned long long)(st.step_age_us / 1000),
+                        (unsigned long long)(st.step_bound_us / 1000));
+    else
+        http_buf_puts(&b, "null}");
+    answer(x, ok ? 200 : 503, &b);
 }
 
 static void put_worker(struct http_buf *b, const struct engine_worker *w) {

@@ -141,6 +141,7 @@ void api_models(struct http_exchange *x, void *user);
 void api_model(struct http_exchange *x, void *user);
 void api_live(struct http_exchange *x, void *user);
 void api_ready(struct http_exchange *x, void *user);
+void api_progress(struct http_exchange *x, void *user);
 void api_workers(struct http_exchange *x, void *user);
 void api_version(struct http_exchange *x, void *user);
 void api_metrics(struct http_exchange *x, void *user);

@@ -29,6 +29,7 @@ const struct http_route api_routes[] = {
     {"/health", HTTP_VERB_GET, api_ready, true},
     {"/health/live", HTTP_VERB_GET, api_live, true},
     {"/health/ready", HTTP_VERB_GET, api_ready, true},
+    {"/health/progress", HTTP_VERB_GET, api_progress, false},
 };
 const int api_n_routes = (int)ARRAY_LEN(api_routes);
 

@@ -353,4 +353,5 @@ void engine_status(const struct engine *e, struct engine_status *out) {
     out->restarts = fleet_restarts(e->fleet);
     out->reclaim_seconds = fleet_reclaim_seconds(e->fleet, &out->reclaims);
     fleet_workers(e->fleet, out->workers, now_us());
+    fleet_step(e->fleet, now_us(), out);
 }

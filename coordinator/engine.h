@@ -100,6 +100,9 @@ struct engine_status {
     int running, waiting;        /* sequences */
     int64_t pages_used, pages_total;
     uint64_t steps, restarts;
+    uint64_t step;               /* the oldest step in flight, 0: none */
+    int step_rows;               /* tokens that it feeds */
+    uint64_t step_age_us, step_bound_us; /* how long it has taken, and may take */
     uint64_t prompt_tokens, output_tokens;
     uint64_t reclaims;           /* how often device memory was waited for after a death */
     double reclaim_seconds;      /* altogether */

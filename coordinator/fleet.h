@@ -82,6 +82,9 @@ void fleet_answer_done(struct fleet *f, uint64_t now_us);
 /* The answer of `rank` made no sense: it is killed and replaced. */
 void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us);
 
+/* The oldest step in flight, for health: false when there is none. */
+bool fleet_step(const struct fleet *f, uint64_t now_us, struct engine_status *out);
+
 void fleet_stop(struct fleet *f, uint64_t now_us); /* ends in STOPPED */
 void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t now_us);
 uint64_t fleet_restarts(const struct fleet *f);

@@ -30,6 +30,16 @@ uint64_t fleet_oldest_step(const struct fleet *f) {
     return f->n_flight ? f->flight[f->flight_head].id : 0;
 }
 
+bool fleet_step(const struct fleet *f, uint64_t now_us, struct engine_status *out) {
+    if (!f->n_flight) return false;
+    const struct flight *s = &f->flight[f->flight_head];
+    out->step = s->id;
+    out->step_rows = s->rows;
+    out->step_age_us = now_us - s->begun_us;
+    out->step_bound_us = s->due_us - s->begun_us;
+    return true;
+}
+
 uint64_t fleet_step_bound_us(const struct fleet *f, double work) {
     uint64_t bound = (uint64_t)f->o.step_timeout_s * SECOND_US;
     if (f->us_per_work > 0)

@@ -299,3 +299,12 @@ def test_workers_are_listed_with_what_health_needs(server):
 def test_health_is_open_and_says_ready(server):
     assert server.status("/health/live") == 200
     assert server.status("/health/ready") == 200
+
+
+def test_progress_tells_what_runs(server):
+    with server.client() as client:
+        with client.completions.create(model="tiny.gguf", prompt="a", max_tokens=200, temperature=0, stream=True, extra_body=dict(ignore_eos=True)) as stream:
+            next(iter(stream))
+            told = json.loads(server.http("/health/progress")[2])
+            assert told["status"] == "ok" and told["running"] == 1
+            assert told["step"] is None or told["step"]["rows"] >= 1

@@ -26,6 +26,7 @@ struct engine {
     int32_t eog;
     int submit_rc, submit_rc_after; /* refused from the submit_rc_after-th on */
     enum engine_state state;
+    uint64_t step_age_us; /* of a step that may take a second; 0: none in flight */
     /* what happened */
     int n_submitted, n_cancelled, n_finished;
     struct msg_sampling last_sampling;
@@ -140,6 +141,10 @@ const char *engine_state_name(enum engine_state s) {
 void engine_status(const struct engine *e, struct engine_status *out) {
     *out = (struct engine_status){.state = e->state, .n_workers = 2, .running = fake_living(e)};
     out->pages_total = 3;
+    if (e->step_age_us) {
+        out->step = 10, out->step_rows = 512;
+        out->step_age_us = e->step_age_us, out->step_bound_us = 1000000;
+    }
     snprintf(out->why, sizeof out->why, "rank 1 is \"loading\"");
     for (int i = 0; i < 2; i++) {
         struct engine_worker *w = &out->workers[i];

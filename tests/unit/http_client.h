@@ -30,13 +30,13 @@ struct client {
     bool head_only; /* answers have no body whatever their lines say */
 };
 
-static double now_s(void) {
+static inline double now_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void client_open(struct client *c, uv_loop_t *loop, int port) {
+static inline void client_open(struct client *c, uv_loop_t *loop, int port) {
     *c = (struct client){.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .loop = loop};
     struct sockaddr_in at = {.sin_family = AF_INET,
                              .sin_port = htons((uint16_t)port),
@@ -46,7 +46,7 @@ static void client_open(struct client *c, uv_loop_t *loop, int port) {
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-static void client_close(struct client *c) {
+static inline void client_close(struct client *c) {
     if (c->fd >= 0) close(c->fd);
     c->fd = -1;
     http_buf_deinit(&c->in);
@@ -59,7 +59,7 @@ static inline void client_reset(struct client *c) {
     client_close(c);
 }
 
-static void client_turn(struct client *c) {
+static inline void client_turn(struct client *c) {
     uv_run(c->loop, UV_RUN_NOWAIT);
     char buf[65536];
     ssize_t n = c->eof ? -1 : recv(c->fd, buf, sizeof buf, MSG_DONTWAIT);
@@ -77,7 +77,7 @@ static void client_turn(struct client *c) {
     poll(p, 2, timeout < 0 || timeout > 20 ? 20 : timeout);
 }
 
-static void client_send_n(struct client *c, const char *p, size_t n) {
+static inline void client_send_n(struct client *c, const char *p, size_t n) {
     while (n) {
         ssize_t sent = send(c->fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) return;
@@ -90,7 +90,7 @@ static void client_send_n(struct client *c, const char *p, size_t n) {
     }
 }
 
-static void client_send(struct client *c, const char *s) {
+static inline void client_send(struct client *c, const char *s) {
     client_send_n(c, s, strlen(s));
 }
 
@@ -105,12 +105,12 @@ static void client_send(struct client *c, const char *s) {
         }                                                                                          \
     } while (0)
 
-static bool client_has(const struct client *c, const char *s) {
+static inline bool client_has(const struct client *c, const char *s) {
     return c->in.p && memmem(c->in.p, c->in.n, s, strlen(s));
 }
 
 /* Bytes of the first whole answer in `in`, 0 if it is not complete. */
-static size_t client_answer(const struct client *c) {
+static inline size_t client_answer(const struct client *c) {
     if (!c->in.p) return 0;
     const char *end = strstr(c->in.p, "\r\n\r\n");
     if (!end) return 0;
@@ -130,7 +130,7 @@ static size_t client_answer(const struct client *c) {
 }
 
 /* Waits for one whole answer and returns its status; the text is in c->in until client_drop. */
-static int client_status(struct client *c) {
+static inline int client_status(struct client *c) {
     CLIENT_WAIT(c, client_answer(c) || c->eof);
     int status = 0;
     if (c->in.n) sscanf(c->in.p, "HTTP/1.1 %d", &status);

@@ -1,159 +1,9 @@
-/* tests/unit/test_api.c: the real HTTP server and API over loopback, in front of a scripted engine.
+/* tests/unit/test_api.c: the real HTTP server and API over loopback, in front of a scripted engine:
+ * chat, text, and everything that can go wrong between. What only looks is in test_api_look.c.
  *
  *   test_api --serve PORT    serves the script until it is killed, for clients from outside
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-
-#include <cmocka.h>
-#include <jansson.h>
-
-#include "coordinator/api_job.h"
-#include "tests/unit/fake_engine.c"
-#include "tests/unit/http_client.h"
-
-static struct tok *tok;
-static enum chat_family family;
-static uv_loop_t loop;
-static struct engine engine;
-static struct api *api;
-static struct tok_ids script;
-
-static const char *source_path(const char *name) {
-    static char path[4096];
-    const char *root = getenv("OCTAVO_SOURCE_ROOT");
-    snprintf(path, sizeof path, "%s/%s", root ? root : ".", name);
-    return path;
-}
-
-static int open_model(void **state) {
-    UNUSED(state);
-    struct err_text err = {{0}};
-    struct gguf *g;
-    if (gguf_open(&g, source_path("tests/models/tiny.gguf"), &err) < 0 ||
-        tok_open(&tok, g, &err) < 0) {
-        fprintf(stderr, "expected the demonstration model, found: %s\n", err.text);
-        return -1;
-    }
-    family = chat_family_of(g);
-    gguf_close(g);
-    return 0;
-}
-
-static int close_model(void **state) {
-    UNUSED(state);
-    tok_close(tok);
-    return 0;
-}
-
-/* What every sequence says from now on. */
-static void say(const char *text) {
-    script.n = 0;
-    assert_int_equal(tok_encode(tok, text, strlen(text), TOK_TRUSTED, &script), OK);
-    engine.tokens = script.ids;
-    engine.n_tokens = (int)script.n;
-}
-
-static const char *keys_path;
-
-static int start_api(int port) {
-    int n;
-    engine = (struct engine){.error_at = -1, .state = ENGINE_READY, .eog = tok_eog(tok, &n)[0]};
-    say("Let me think.</think>Paris is the capital.");
-    uv_loop_init(&loop);
-    struct api_options o;
-    api_options_init(&o);
-    o.port = port;
-    o.model_name = "tiny";
-    o.context = 4096;
-    o.api_key_file = keys_path;
-    struct err_text err = {{0}};
-    int rc = api_start(&api, &loop, &engine, tok, family, &o, &err);
-    if (rc < 0) fprintf(stderr, "%s\n", err.text);
-    return rc;
-}
-
-static int setup(void **state) {
-    UNUSED(state);
-    return start_api(0);
-}
-
-static void on_done(void *user) {
-    *(bool *)user = true;
-}
-
-static int teardown(void **state) {
-    UNUSED(state);
-    bool done = false;
-    api_stop(api, on_done, &done);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    assert_true(done);
-    assert_int_equal(fake_living(&engine), 0);
-    fake_tick(&engine); /* sweeps the dead */
-    assert_null(engine.seqs);
-    tok_ids_deinit(&script);
-    return uv_loop_close(&loop);
-}
-
-/* ---- asking -----------------------------------------------------------------------------------
- */
-
-static void send_to(struct client *c, const char *method, const char *path, const char *body) {
-    struct http_buf b = {0};
-    http_buf_printf(&b, "%s %s HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n", method, path,
-                    strlen(body));
-    http_buf_puts(&b, body);
-    client_send_n(c, b.p, b.n);
-    http_buf_deinit(&b);
-}
-
-static void send_new(struct client *c, const char *path, const char *body) {
-    client_open(c, &loop, api_port(api));
-    send_to(c, *body ? "POST" : "GET", path, body);
-}
-
-/* Ticks the engine until the answer is complete. */
-static int finish_status(struct client *c) {
-    CLIENT_WAIT(c,
-                (fake_tick(&engine), c->busy = fake_living(&engine), client_answer(c) || c->eof));
-    return client_status(c);
-}
-
-/* One whole answer; *body is JSON, or NULL if it is not. */
-static int ask(const char *path, const char *body, json_t **json) {
-    struct client c;
-    send_new(&c, path, body);
-    int status = finish_status(&c);
-    char *text = client_body(&c);
-    if (json) *json = json_loads(text, 0, NULL);
-    free(text);
-    client_close(&c);
-    return status;
-}
-
-static const char *str(json_t *v, const char *path) { /* "choices.0.message.content" */
-    char part[64];
-    while (v && *path) {
-        size_t n = strcspn(path, ".");
-        snprintf(part, sizeof part, "%.*s", (int)n, path);
-        v = json_is_array(v) ? json_array_get(v, strtoul(part, NULL, 10))
-                             : json_object_get(v, part);
-        path += n + (path[n] == '.');
-    }
-    static char number[32];
-    if (json_is_integer(v)) {
-        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(v));
-        return number;
-    }
-    if (json_is_real(v)) {
-        snprintf(number, sizeof number, "%g", json_real_value(v));
-        return number;
-    }
-    if (json_is_null(v)) return "(null)";
-    return v && json_is_string(v) ? json_string_value(v) : "(absent)";
-}
+#include "tests/unit/api_world.h"
 
 /* What the events of a stream say when put together, for one choice index. */
 struct told {
@@ -249,9 +99,6 @@ static int ask_stream(const char *path, const char *body, int index, struct told
     client_close(&c);
     return status;
 }
-
-#define CHAT  "/v1/chat/completions"
-#define HELLO "\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]"
 
 /* ---- chat -------------------------------------------------------------------------------------
  */
@@ -474,18 +321,6 @@ static void text_log_probabilities_have_the_older_shape(void **state) {
 /* ---- faults -----------------------------------------------------------------------------------
  */
 
-static void expect_error(const char *path, const char *body, int status, const char *param,
-                         const char *code) {
-    json_t *j;
-    int found = ask(path, body, &j);
-    if (found != status || strcmp(str(j, "error.param"), param) ||
-        strcmp(str(j, "error.code"), code))
-        fail_msg("expected %d param %s code %s, found %d param %s: %s for %.200s", status, param,
-                 code, found, str(j, "error.param"), str(j, "error.message"), body);
-    assert_string_not_equal(str(j, "error.message"), "(absent)");
-    json_decref(j);
-}
-
 static void bad_requests_name_the_field(void **state) {
     UNUSED(state);
     expect_error(CHAT, "{" HELLO ",\"model\":\"gpt\"}", 404, "model", "model_not_found");
@@ -678,166 +513,6 @@ static void a_quiet_stream_says_that_it_lives(void **state) {
     client_close(&c);
 }
 
-/* ---- looking ----------------------------------------------------------------------------------
- */
-
-static void health_tells_the_state(void **state) {
-    UNUSED(state);
-    static const struct {
-        enum engine_state s;
-        int ready, live;
-        const char *status;
-    } cases[] = {{ENGINE_LOADING, 503, 200, "loading"},
-                 {ENGINE_READY, 200, 200, "ok"},
-                 {ENGINE_RECOVERING, 503, 200, "recovering"},
-                 {ENGINE_DRAINING, 503, 200, "draining"},
-                 {ENGINE_FAILED, 503, 503, "failed"}};
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        engine.state = cases[i].s;
-        json_t *j;
-        assert_int_equal(ask("/health/ready", "", &j), cases[i].ready);
-        assert_string_equal(str(j, "status"), cases[i].status);
-        json_decref(j);
-        assert_int_equal(ask("/health", "", NULL), cases[i].ready);
-        assert_int_equal(ask("/health/live", "", NULL), cases[i].live);
-    }
-}
-
-static void models_and_workers_are_listed(void **state) {
-    UNUSED(state);
-    json_t *j;
-    assert_int_equal(ask("/v1/models", "", &j), 200);
-    assert_string_equal(str(j, "data.0.id"), "tiny");
-    json_decref(j);
-    assert_int_equal(ask("/v1/models/tiny", "", &j), 200);
-    json_decref(j);
-    assert_int_equal(ask("/v1/models/a%2Fb", "", &j), 404);
-    assert_string_equal(str(j, "error.code"), "model_not_found");
-    json_decref(j);
-    assert_int_equal(ask("/v1/workers", "", &j), 200);
-    assert_string_equal(str(j, "data.1.pid"), "101");
-    assert_string_equal(str(j, "data.1.age_ms"), "2");
-    assert_string_equal(str(j, "data.0.age_ms"), "(null)");
-    assert_string_equal(str(j, "data.1.state"), "ready");
-    assert_string_equal(str(j, "data.1.last_error"), "bad \xef\xbf\xbd byte");
-    json_decref(j);
-    assert_int_equal(ask("/version", "", NULL), 200);
-    assert_int_equal(ask("/metrics", "", NULL), 200);
-}
-
-static void the_tokenizer_can_be_asked(void **state) {
-    UNUSED(state);
-    json_t *j;
-    assert_int_equal(ask("/tokenize", "{\"prompt\":\"Hello there\"}", &j), 200);
-    json_t *tokens = json_object_get(j, "tokens");
-    assert_int_equal(json_integer_value(json_array_get(tokens, 0)), tok_added(tok, "[gMASK]"));
-    json_t *back = json_pack("{s:O}", "tokens", tokens);
-    json_array_remove(tokens, 0);
-    json_array_remove(tokens, 0);
-    char *text = json_dumps(back, 0);
-    json_decref(back);
-    json_decref(j);
-    assert_int_equal(ask("/detokenize", text, &j), 200);
-    assert_string_equal(str(j, "prompt"), "Hello there");
-    json_decref(j);
-    free(text);
-    assert_int_equal(ask("/tokenize", "{" HELLO "}", &j), 200);
-    assert_int_equal(json_integer_value(json_object_get(j, "count")),
-                     json_array_size(json_object_get(j, "tokens")));
-    json_decref(j);
-    assert_int_equal(ask("/apply-template", "{" HELLO "}", &j), 200);
-    assert_string_equal(str(j, "prompt"), "[gMASK]<sop><|user|>Hello<|assistant|><think>");
-    json_decref(j);
-    assert_int_equal(ask("/tokenize",
-                         "{\"prompt\":\"<|user|>\",\"parse_special\":false,"
-                         "\"add_special_tokens\":false}",
-                         &j),
-                     200);
-    assert_int_not_equal(json_array_size(json_object_get(j, "tokens")), 1);
-    json_decref(j);
-    expect_error("/detokenize", "{\"tokens\":[-1]}", 400, "tokens", "(null)");
-    expect_error("/tokenize", "{\"prompt\":1}", 400, "prompt", "(null)");
-    expect_error("/apply-template", "{\"messages\":\"x\"}", 400, "messages", "(null)");
-}
-
-/* ---- keys -------------------------------------------------------------------------------------
- */
-
-static int setup_keys(void **state) {
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/octavo-keys-XXXXXX");
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    static const char text[] = "# keys\n\n  sk-one \nsk-two\r\n";
-    assert_int_equal(write(fd, text, sizeof text - 1), sizeof text - 1);
-    close(fd);
-    keys_path = path;
-    int rc = setup(state);
-    unlink(path);
-    keys_path = NULL;
-    return rc;
-}
-
-static int ask_raw(const char *method, const char *target, const char *lines) {
-    struct client c;
-    client_open(&c, &loop, api_port(api));
-    char text[512];
-    snprintf(text, sizeof text, "%s %s HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n%s\r\n{}",
-             method, target, lines);
-    c.head_only = !strcmp(method, "HEAD");
-    client_send(&c, text);
-    int status = finish_status(&c);
-    client_close(&c);
-    return status;
-}
-
-static void every_route_but_health_needs_a_key(void **state) {
-    UNUSED(state);
-    static const char *const methods[] = {"GET", "POST", "HEAD", "OPTIONS", "DELETE"};
-    static const char *const more[] = {"//v1/models",
-                                       "/v1/../v1/models",
-                                       "/V1/MODELS",
-                                       "/v1/models/",
-                                       "/health/../v1/models",
-                                       "http://h/v1/models",
-                                       "/nothing",
-                                       "/health%2F..%2fmetrics",
-                                       "/health/live/x",
-                                       "*",
-                                       "/"};
-    for (size_t m = 0; m < ARRAY_LEN(methods); m++) {
-        for (int r = 0; r < api_n_routes; r++) {
-            int status = ask_raw(methods[m], api_routes[r].path, "");
-            assert_int_equal(status == 401, !api_routes[r].open);
-        }
-        for (size_t i = 0; i < ARRAY_LEN(more); i++) {
-            if (!strcmp(more[i], "*") && strcmp(methods[m], "OPTIONS")) continue;
-            assert_int_equal(ask_raw(methods[m], more[i], ""), 401);
-        }
-    }
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: Bearer sk-one\r\n"), 200);
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: bearer sk-two\r\n"), 200);
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: Bearer sk-on\r\n"), 401);
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: Bearer sk-onee\r\n"), 401);
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: Bearer \r\n"), 401);
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: Basic sk-one\r\n"), 401);
-    assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: sk-one\r\n"), 401);
-}
-
-static void a_key_file_without_keys_is_a_set_up_error(void **state) {
-    UNUSED(state);
-    struct api *second;
-    struct api_options o;
-    api_options_init(&o);
-    o.model_name = "x";
-    o.api_key_file = "/dev/null";
-    struct err_text err = {{0}};
-    assert_int_equal(api_start(&second, &loop, &engine, tok, family, &o, &err), ERR_SETUP);
-    assert_non_null(strstr(err.text, "found none"));
-    o.api_key_file = "/no/such/file";
-    assert_int_equal(api_start(&second, &loop, &engine, tok, family, &o, &err), ERR_SETUP);
-}
-
 /* ---- for clients from outside -----------------------------------------------------------------
  */
 
@@ -857,8 +532,6 @@ static int serve(int port) {
     fflush(stdout);
     return uv_run(&loop, UV_RUN_DEFAULT);
 }
-
-#define API_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "--serve")) return serve(atoi(argv[2]));
@@ -885,11 +558,6 @@ int main(int argc, char **argv) {
         API_TEST(stopping_with_requests_on_the_pool_and_in_the_engine_frees_all),
         API_TEST(a_slow_reader_is_cancelled_and_others_go_on),
         API_TEST(a_quiet_stream_says_that_it_lives),
-        API_TEST(health_tells_the_state),
-        API_TEST(models_and_workers_are_listed),
-        API_TEST(the_tokenizer_can_be_asked),
-        cmocka_unit_test_setup_teardown(every_route_but_health_needs_a_key, setup_keys, teardown),
-        API_TEST(a_key_file_without_keys_is_a_set_up_error),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
