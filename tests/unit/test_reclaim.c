@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -658,17 +659,32 @@ static void a_source_that_is_none_is_refused(void **state) {
 
 /* ---- real processes -------------------------------------------------------------------------- */
 
+static bool proc_file_holds(pid_t pid, const char *file, const char *text) {
+    char path[64], bytes[65536];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+    FILE *f = fopen(path, "r");
+    if (!f) return false;
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    return memmem(bytes, n, text, strlen(text)) != NULL;
+}
+
+/* Dies with this process, so that a failed check leaves nobody behind who holds our output open. The
+ * name is there before the arguments and the environment are: all three are waited for. */
 static pid_t start_sleeper(const char *cookie, char *const argv[]) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         setenv("OCTAVO_COOKIE", cookie, 1);
         execv("/bin/sh", argv);
         _exit(127);
     }
     char name[64];
     do proc_name(pid, name, sizeof name); /* until it has become the shell */
-    while (strcmp(name, "sh") && strcmp(name, "dash") && strcmp(name, "bash"));
+    while ((strcmp(name, "sh") && strcmp(name, "dash") && strcmp(name, "bash")) ||
+           !proc_file_holds(pid, "cmdline", "read x") ||
+           !proc_file_holds(pid, "environ", "OCTAVO_COOKIE="));
     return pid;
 }
 
