@@ -1,6 +1,6 @@
 /* kernels/cuda/gemm.cu: products with many rows of x on the tensor cores.
  *
- * Owns: nothing.  Called by: matmul.cu, experts.cu.  Fails how: a CUDA error ends the process.
+ * Owns: nothing.  Called by: matmul.cu, experts_many.cu.  Fails how: a CUDA error ends the process.
  * Limits: GEMM_COLS rows of x per block.  Tested by: tests/gpu/check_ops.c; measured by
  * worker/bench.c
  *

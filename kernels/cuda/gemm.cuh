@@ -1,6 +1,6 @@
 /* kernels/cuda/gemm.cuh: products with many rows of x on the tensor cores.
  *
- * Owns: nothing.  Called by: matmul.cu, experts.cu.  Tested by: tests/gpu/check_ops.c
+ * Owns: nothing.  Called by: matmul.cu, experts_many.cu.  Tested by: tests/gpu/check_ops.c
  */
 #ifndef OCTAVO_KERNELS_CUDA_GEMM_H
 #define OCTAVO_KERNELS_CUDA_GEMM_H
@@ -21,7 +21,7 @@ struct gemm_job {
 #define GEMM_JOBS 4
 void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same);
 
-/* Rows of x grouped by the matrix that multiplies them, as experts.cu leaves them on the device:
+/* Rows of x grouped by the matrix that multiplies them, as route.cu leaves them on the device:
  * seg[0] = number of segments; then {matrix, first, count} each, count <= GEMM_COLS; list: row
  * numbers. Row `list[i]` of y is made from row `list[i] / x_div` of x. */
 #define GEMM_COLS 128
