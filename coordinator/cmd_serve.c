@@ -15,44 +15,68 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
-#ifdef OCTAVO_HAVE_SYSTEMD
-#include <systemd/sd-daemon.h>
-#endif
-
 #include "coordinator/api.h"
 #include "coordinator/cmd.h"
+#include "coordinator/debris.h"
 #include "coordinator/engine.h"
 #include "coordinator/inherited.h"
+#include "coordinator/notify.h"
+#include "coordinator/reap.h"
 #include "coordinator/settings.h"
 #include "proto/log.h"
 
 #define FLUSH_BOUND_US 2000000 /* from the engine's end to closing connections */
 #define FLUSH_LOOK_MS  10
+#define DEBRIS_AGE_S   60  /* who makes a file maps it sooner */
+#define SHARD_AGE_S    600 /* who writes one writes again sooner */
 
 struct serve {
     struct settings set;
     uv_loop_t loop;
     uv_signal_t signals[3];
     uv_timer_t flush;
+    uv_timer_t beat; /* what the service manager is told, and orphans */
+    struct notify notify;
     struct gguf *g;
     struct tok *tok;
     struct engine *engine;
     struct api *api;
     uint64_t start_ns, flush_ns;
     int asked; /* how often */
-    bool told_ready, hurry;
+    bool told_ready, hurry, ending, reaps;
     int exit_code;
 };
 
-static void notify(const char *state) {
-#ifdef OCTAVO_HAVE_SYSTEMD
-    sd_notify(0, state);
-#else
-    UNUSED(state);
-#endif
+/* ---- the service manager, and orphans ---------------------------------------------------------- */
+
+static void reap(const struct engine_status *st) {
+    int64_t ours[LIMIT_RANKS];
+    for (int i = 0; i < st->n_workers; i++) ours[i] = st->workers[i].pid;
+    int n = reap_strangers(ours, st->n_workers);
+    if (n) log_info("reaped", "orphans=%d", n);
+}
+
+static void beat(struct serve *s) {
+    struct engine_status st;
+    engine_status(s->engine, &st);
+    notify_look(&s->notify, &st, st.state == ENGINE_READY, s->ending);
+    if (s->reaps) reap(&st);
+}
+
+static void on_beat(uv_timer_t *t) {
+    beat(t->data);
+}
+
+static void start_beat(struct serve *s) {
+    notify_open(&s->notify);
+    s->reaps = reap_is_owed();
+    uv_timer_init(&s->loop, &s->beat);
+    s->beat.data = s;
+    uv_timer_start(&s->beat, on_beat, 0, s->notify.period_ms);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -63,6 +87,7 @@ static void on_api_stopped(void *user) {
     for (size_t i = 0; i < ARRAY_LEN(s->signals); i++)
         uv_close((uv_handle_t *)&s->signals[i], NULL);
     uv_close((uv_handle_t *)&s->flush, NULL);
+    uv_close((uv_handle_t *)&s->beat, NULL);
 }
 
 static void close_api(struct serve *s) {
@@ -96,9 +121,10 @@ static void on_stop_signal(uv_signal_t *h, int signum) {
     struct serve *s = h->data;
     s->asked++;
     log_info("stopping", "signal=%d asked=%d", signum, s->asked);
-    notify("STOPPING=1");
     s->hurry = s->asked > 1;
+    s->ending = true;
     stop(s, s->hurry);
+    beat(s);
 }
 
 static void on_hang_up(uv_signal_t *h, int signum) {
@@ -110,7 +136,8 @@ static void on_hang_up(uv_signal_t *h, int signum) {
 static void on_fatal(void *user, int exit_code) {
     struct serve *s = user;
     s->exit_code = exit_code;
-    notify("STOPPING=1");
+    s->ending = true;
+    beat(s);
     stop(s, true);
 }
 
@@ -125,12 +152,12 @@ static void on_ready(void *user) {
     struct serve *s = user;
     char host[300];
     double seconds = (double)(uv_hrtime() - s->start_ns) / 1e9;
+    uv_timer_start(&s->beat, on_beat, 0, s->notify.period_ms); /* tell it now */
     if (s->told_ready) return; /* the fleet tells of recoveries */
     s->told_ready = true;
     log_info("ready", "url=http://%s:%d model=\"%s\" ranks=%" PRId64 " seconds=%.2f",
              url_host(s->set.host, host, sizeof host), s->api ? api_port(s->api) : (int)s->set.port,
              s->set.model_name, s->set.tp, seconds);
-    notify("READY=1");
 }
 
 static int open_model(struct serve *s, struct err_text *err) {
@@ -180,8 +207,8 @@ static int start_api(struct serve *s, struct err_text *err) {
     o.api_key_file = s->set.api_key_file;
     o.context = s->set.ctx;
     TRY(api_start(&s->api, &s->loop, s->engine, s->tok, chat_family_of(s->g), &o, err));
-    log_info("listening", "url=http://%s:%d", url_host(s->set.host, host, sizeof host),
-             api_port(s->api));
+    log_info("listening", "url=http://%s:%d pid=%d", url_host(s->set.host, host, sizeof host),
+             api_port(s->api), (int)getpid());
     return OK;
 }
 
@@ -197,13 +224,22 @@ static void start_signals(struct serve *s) {
     s->flush.data = s;
 }
 
+/* What predecessors left that were killed. */
+static void clear_debris(const struct serve *s) {
+    int64_t now = (int64_t)time(NULL);
+    debris_clear_nccl("/dev/shm", now, DEBRIS_AGE_S);
+    if (s->set.shard_cache) debris_clear_shards(s->set.shard_cache, now, SHARD_AGE_S);
+}
+
 /* Workers may run already: the loop turns until all is gone, whatever went wrong. */
 static int run(struct serve *s, struct err_text *err) {
     TRY(open_model(s, err));
     if (uv_loop_init(&s->loop) < 0) return err_set(err, ERR_SETUP, "no event loop");
+    clear_debris(s);
     int rc = start_engine(s, err);
     if (rc == OK) {
         start_signals(s);
+        start_beat(s);
         rc = start_api(s, err);
         if (rc < 0) stop(s, true);
         uv_run(&s->loop, UV_RUN_DEFAULT);

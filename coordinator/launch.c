@@ -28,6 +28,15 @@ extern char **environ;
 
 static unsigned n_launches; /* several fleets in one process, as tests have */
 
+/* The cookie of somebody else, and what a service manager said to us. */
+static bool is_ours_alone(const char *entry) {
+    static const char *const names[] = {"OCTAVO_COOKIE=", "NOTIFY_SOCKET=", "WATCHDOG_USEC=",
+                                        "WATCHDOG_PID="};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (!strncmp(entry, names[i], strlen(names[i]))) return true;
+    return false;
+}
+
 int launch_init(struct launch *l) {
     *l = (struct launch){.self = {getpid(), child_start_time(getpid())}, .share_fd = -1};
     uint8_t random[32];
@@ -48,7 +57,7 @@ int launch_init(struct launch *l) {
         return ERR_NOMEM;
     }
     for (size_t i = 0; i < n; i++)
-        if (strncmp(environ[i], "OCTAVO_COOKIE=", 14)) l->env[kept++] = environ[i];
+        if (!is_ours_alone(environ[i])) l->env[kept++] = environ[i];
     sprintf(l->cookie_entry, "OCTAVO_COOKIE=%s", l->cookie);
     l->env[kept] = l->cookie_entry;
     /* One for life: a rank that starts again finds the others marked as done. */
