@@ -254,12 +254,13 @@ struct kop_experts_up {
     const struct kdims *dims;
     const float *logits; /* [T, E] */
     const float *bias;   /* [E] or NULL */
-    const struct kmat *gate, *up; /* [E, F, D] */
+    const struct kmat *gate, *up; /* [E, F, D], or fewer experts, from `first` on */
     const float *x;      /* [T, D] */
     int32_t *ids;        /* [T, U] in order of falling selection score */
     float *weights;      /* [T, U] */
     float *act;          /* [T, U, F] */
     dptr scratch;        /* experts_scratch bytes */
+    int first;           /* choices outside of gate's experts are other ranks': no act is written */
 };
 
 /* Second half, with the shared expert's share added when given:
@@ -269,12 +270,13 @@ struct kop_experts_down {
     const struct kdims *dims;
     const int32_t *ids;
     const float *weights;
-    const struct kmat *down; /* [E, D, F] */
+    const struct kmat *down; /* [E, D, F], or fewer experts, from `first` on */
     const float *act;        /* [T, U, F] */
     const struct kmat *shared_down; /* [1, D, Fs] or NULL */
     const float *shared_act; /* [T, Fs] */
     float *y;                /* [T, D] */
     dptr scratch;
+    int first;               /* choices outside of down's experts add nothing here */
 };
 
 /* y[s] = x[out_row[s]]; padding rows give zeros. */
@@ -351,6 +353,11 @@ struct kernels {
      * from the matrix's start, and packing the bands is packing the matrix. */
     void (*mat_pack)(struct kctx *, struct kmat *dst, int64_t at, const void *src);
     void (*mat_unpack)(struct kctx *, const struct kmat *src, int64_t at, void *dst);
+
+    /* Which types of weights the products take; NULL: those of ktype_scalar. takes_uneven: experts
+     * may be dealt out (`first`), and a share of a width may be empty. */
+    bool (*takes_type)(int type);
+    bool takes_uneven;
 
     /* Steps as graphs; NULL where there is no such thing. graph_begin: true, the graph `key` was
      * replayed, nothing more to do; false, capture has begun (or is not worth it): run the

@@ -166,9 +166,6 @@ static void q6_k_block(const uint8_t *b, float *y) {
     }
 }
 
-const int8_t kvalues_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                1,    13,   25,  38,  53,  69,  89,  113};
-
 /* d@0 qs[16]@2: d * KV[n] */
 static void iq4_nl_block(const uint8_t *b, float *y) {
     float d = f16_at(b);
@@ -184,6 +181,121 @@ static void iq4_xs_block(const uint8_t *b, float *y) {
         float scale = d * (float)(ls - 32);
         for (int i = 0; i < 32; i++)
             y[32 * s + i] = scale * (float)kvalues_iq4[nibble(b + 8 + 16 * s, i)];
+    }
+}
+
+/* e@0 qs[16]@1: 2^(e - 128) * K4[n] */
+static void mxfp4_block(const uint8_t *b, float *y) {
+    float d = kmxfp4_scale(b[0]);
+    for (int i = 0; i < 32; i++) y[i] = d * (float)kvalues_mxfp4[nibble(b + 1, i)];
+}
+
+/* scale[4]@0 qs[32]@4: f(scale) * K4[n]; sixteen elements to a scale, low nibbles first */
+static void nvfp4_block(const uint8_t *b, float *y) {
+    for (int i = 0; i < 64; i++) {
+        int r = i % 16, n = b[4 + i / 16 * 8 + r % 8] >> 4 * (r / 8) & 15;
+        y[i] = kcodebooks.nvfp4[b[i / 16]] * (float)kvalues_mxfp4[n];
+    }
+}
+
+/* ---- codes that name vectors of a codebook G ---------------------------------------------- */
+
+/* y = scale * entry, negated where the sign bit is set. Entries are never 0. */
+static void signed_entry(float scale, const int8_t *entry, int n, int signs, float *y) {
+    for (int i = 0; i < n; i++) {
+        float v = scale * (float)entry[i];
+        y[i] = signs >> i & 1 ? -v : v;
+    }
+}
+
+/* d@0, eight times (idx[4], aux u32)@2: aux holds four seven-bit sign codes and a scale above;
+ * (d * (0.5 + scale) * 0.25) * G[idx] */
+static void iq2_xxs_block(const uint8_t *b, float *y) {
+    float d = f16_at(b);
+    for (int s = 0; s < 8; s++) {
+        const uint8_t *p = b + 2 + 8 * s;
+        uint32_t aux = u32_at(p + 4);
+        float scale = d * (0.5f + (float)(aux >> 28)) * 0.25f;
+        for (int l = 0; l < 4; l++)
+            signed_entry(scale, kcodebooks.iq2_xxs[p[l]], 8, kcodebooks.sign[aux >> 7 * l & 127],
+                         y + 32 * s + 8 * l);
+    }
+}
+
+/* d@0 q[32]@2 u16 sc[8]@66: nine bits of index, seven of signs; a nibble of scale for sixteen;
+ * (d * (0.5 + sc) * 0.25) * G[index] */
+static void iq2_xs_block(const uint8_t *b, float *y) {
+    float d = f16_at(b);
+    for (int e = 0; e < 32; e++) {
+        int q = u16_at(b + 2 + 2 * e), sc = b[66 + e / 4] >> 4 * (e % 4 / 2) & 15;
+        float scale = d * (0.5f + (float)sc) * 0.25f;
+        signed_entry(scale, kcodebooks.iq2_xs[q & 511], 8, kcodebooks.sign[q >> 9], y + 8 * e);
+    }
+}
+
+/* d@0 idx[32]@2 sign[32]@34 qh[8]@66 sc[8]@74: as IQ2_XS with whole sign bytes and an index of
+ * ten bits, the upper two in qh */
+static void iq2_s_block(const uint8_t *b, float *y) {
+    float d = f16_at(b);
+    for (int e = 0; e < 32; e++) {
+        int index = b[2 + e] | (b[66 + e / 4] >> 2 * (e % 4) & 3) << 8;
+        int sc = b[74 + e / 4] >> 4 * (e % 4 / 2) & 15;
+        float scale = d * (0.5f + (float)sc) * 0.25f;
+        signed_entry(scale, kcodebooks.iq2_s[index], 8, b[34 + e], y + 8 * e);
+    }
+}
+
+/* d@0 idx[64]@2 aux[8]@66 u32: as IQ2_XXS with vectors of four; (d * (0.5 + scale) * 0.5) * G */
+static void iq3_xxs_block(const uint8_t *b, float *y) {
+    float d = f16_at(b);
+    for (int e = 0; e < 64; e++) {
+        uint32_t aux = u32_at(b + 66 + 4 * (e / 8));
+        float scale = d * (0.5f + (float)(aux >> 28)) * 0.5f;
+        int signs = kcodebooks.sign[aux >> 7 * (e % 8 / 2) & 127] >> 4 * (e % 2);
+        signed_entry(scale, kcodebooks.iq3_xxs[b[2 + e]], 4, signs, y + 4 * e);
+    }
+}
+
+/* d@0 idx[64]@2 qh[8]@66 sign[32]@74 sc[4]@106: vectors of four, a ninth bit of index in qh;
+ * (d * (1 + 2 sc)) * G[index] */
+static void iq3_s_block(const uint8_t *b, float *y) {
+    float d = f16_at(b);
+    for (int e = 0; e < 64; e++) {
+        int index = b[2 + e] | (b[66 + e / 8] >> e % 8 & 1) << 8;
+        int sc = b[106 + e / 16] >> 4 * (e % 16 / 8) & 15;
+        signed_entry(d * (float)(1 + 2 * sc), kcodebooks.iq3_s[index], 4,
+                     b[74 + e / 2] >> 4 * (e % 2), y + 4 * e);
+    }
+}
+
+/* scale * (entry + delta), eight times */
+static void shifted_entry(float scale, int index, bool below, float *y) {
+    float delta = below ? -0.125f : 0.125f;
+    for (int i = 0; i < 8; i++) y[i] = scale * ((float)kcodebooks.iq1[index][i] + delta);
+}
+
+/* d@0 idx[32]@2 qh[8]@34 u16: for 32 elements four times three upper bits of index, three bits of
+ * scale, the sign of delta; (d * (2 scale + 1)) * (G[index] + delta) */
+static void iq1_s_block(const uint8_t *b, float *y) {
+    float d = f16_at(b);
+    for (int e = 0; e < 32; e++) {
+        int qh = u16_at(b + 34 + 2 * (e / 4));
+        shifted_entry(d * (float)(2 * (qh >> 12 & 7) + 1), b[2 + e] | (qh >> 3 * (e % 4) & 7) << 8,
+                      qh >> 15, y + 8 * e);
+    }
+}
+
+/* idx[32]@0 qh[16]@32 S[4]@48 u16: d is the top nibbles of S; below them four scales of three bits
+ * each, one for sixteen elements; a nibble of qh holds three upper bits of index and delta's sign
+ */
+static void iq1_m_block(const uint8_t *b, float *y) {
+    int bits = 0;
+    for (int k = 0; k < 4; k++) bits |= u16_at(b + 48 + 2 * k) >> 12 << 4 * k;
+    float d = kf16_to_f32((uint16_t)bits);
+    for (int e = 0; e < 32; e++) {
+        int h = b[32 + e / 2] >> 4 * (e % 2) & 15;
+        int sc = u16_at(b + 48 + 2 * (e / 8)) >> 3 * (e % 8 / 2) & 7;
+        shifted_entry(d * (float)(2 * sc + 1), b[e] | (h & 7) << 8, h >> 3, y + 8 * e);
     }
 }
 
@@ -207,6 +319,15 @@ static const struct quant {
     [KT_Q6_K] = {"Q6_K", 256, 210, q6_k_block},
     [KT_IQ4_NL] = {"IQ4_NL", 32, 18, iq4_nl_block},
     [KT_IQ4_XS] = {"IQ4_XS", 256, 136, iq4_xs_block},
+    [KT_IQ2_XXS] = {"IQ2_XXS", 256, 66, iq2_xxs_block},
+    [KT_IQ2_XS] = {"IQ2_XS", 256, 74, iq2_xs_block},
+    [KT_IQ2_S] = {"IQ2_S", 256, 82, iq2_s_block},
+    [KT_IQ3_XXS] = {"IQ3_XXS", 256, 98, iq3_xxs_block},
+    [KT_IQ3_S] = {"IQ3_S", 256, 110, iq3_s_block},
+    [KT_IQ1_S] = {"IQ1_S", 256, 50, iq1_s_block},
+    [KT_IQ1_M] = {"IQ1_M", 256, 56, iq1_m_block},
+    [KT_MXFP4] = {"MXFP4", 32, 17, mxfp4_block},
+    [KT_NVFP4] = {"NVFP4", 64, 36, nvfp4_block},
 };
 
 static const struct quant *quant_of(int type) {
@@ -220,6 +341,11 @@ const char *ktype_name(int type) {
 
 bool ktype_supported(int type) {
     return quant_of(type) != NULL;
+}
+
+bool ktype_scalar(int type) {
+    bool vectors = type >= KT_IQ2_XXS && type <= KT_IQ1_M && type != KT_IQ4_NL && type != KT_IQ4_XS;
+    return quant_of(type) && !vectors && type != KT_MXFP4 && type != KT_NVFP4;
 }
 
 int ktype_block_elems(int type) {

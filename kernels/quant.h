@@ -13,11 +13,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/codebook.h"
+
 /* The numbers are the file format's. */
 enum ktype {
     KT_F32 = 0, KT_F16 = 1, KT_Q4_0 = 2, KT_Q4_1 = 3, KT_Q5_0 = 6, KT_Q5_1 = 7, KT_Q8_0 = 8,
     KT_Q2_K = 10, KT_Q3_K = 11, KT_Q4_K = 12, KT_Q5_K = 13, KT_Q6_K = 14,
-    KT_IQ4_NL = 20, KT_IQ4_XS = 23, KT_BF16 = 30,
+    KT_IQ2_XXS = 16, KT_IQ2_XS = 17, KT_IQ3_XXS = 18, KT_IQ1_S = 19, KT_IQ4_NL = 20,
+    KT_IQ3_S = 21, KT_IQ2_S = 22, KT_IQ4_XS = 23, KT_IQ1_M = 29, KT_BF16 = 30,
+    KT_MXFP4 = 39, KT_NVFP4 = 40,
     KT_MAX = 64
 };
 
@@ -27,14 +31,13 @@ extern "C" {
 
 const char *ktype_name(int type);   /* "Q4_K", or "?" */
 bool ktype_supported(int type);     /* has a decoder in this build */
+bool ktype_scalar(int type);        /* a code is one number: no codebook, no small float */
 int ktype_block_elems(int type);    /* 0 if not supported */
 int ktype_block_bytes(int type);
 int64_t ktype_row_bytes(int type, int64_t cols); /* cols must be a multiple of block_elems */
 
 /* Decodes n elements (a multiple of block_elems) from blocks at src to dst. The specification. */
 void kdequant_row(int type, const void *src, float *dst, int64_t n);
-
-extern const int8_t kvalues_iq4[16]; /* the codebook of IQ4_NL and IQ4_XS */
 
 float kf16_to_f32(uint16_t h);
 float kbf16_to_f32(uint16_t h);

@@ -58,11 +58,12 @@ static void feed_forward(const struct model *m, const struct layer *b) {
     k->experts_up(m->ctx, &(struct kop_experts_up){
         .batch = &m->batch, .dims = &m->hp.dims, .logits = s->logits_r, .bias = b->router_bias,
         .gate = &b->gate_exps, .up = &b->up_exps, .x = s->x,
-        .ids = s->ids, .weights = s->weights, .act = s->act, .scratch = s->op});
+        .ids = s->ids, .weights = s->weights, .act = s->act, .scratch = s->op,
+        .first = b->first});
     k->experts_down(m->ctx, &(struct kop_experts_down){
         .batch = &m->batch, .dims = &m->hp.dims, .ids = s->ids, .weights = s->weights,
         .down = &b->down_exps, .act = s->act, .shared_down = &b->down, .shared_act = s->gate,
-        .y = s->y, .scratch = s->op});
+        .y = s->y, .scratch = s->op, .first = b->first});
 }
 
 int forward(struct model *m, struct coll *coll, const struct dump *dump) {

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "proto/log.h"
+#include "worker/cut.h"
 #include "worker/shard.h"
 
 struct loader {
@@ -51,32 +52,19 @@ static int share(int64_t whole, int world, const char *tensor, const char *what,
     return OK;
 }
 
-static int plan_cut(struct plan_item *it, int world, struct err_text *err) {
-    const struct tensor_need *n = &it->need;
-    const char *name = n->tensor->name;
-    int block = ktype_block_elems((int)n->tensor->type);
-    it->cols = n->cols;
-    it->rows = n->rows;
-    it->count = n->count;
-    switch (n->cut) {
-    case CUT_NONE:
-        break;
-    case CUT_ROWS:
-        TRY(share(n->rows, world, name, "rows", &it->rows, err));
-        break;
-    case CUT_STACK:
-        TRY(share(n->count, world, name, "heads", &it->count, err));
-        break;
-    case CUT_COLS:
-        TRY(share(n->cols, world, name, "columns", &it->cols, err));
-        if (it->cols % block)
-            return err_set(err, ERR_SETUP,
-                           "%s: expected %lld columns over %d ranks to be whole blocks of %d (%s), "
-                           "found %lld each",
-                           name, (long long)n->cols, world, block, ktype_name((int)n->tensor->type),
-                           (long long)it->cols);
-    }
-    return OK;
+static int check_backend(const struct kernels *k, const struct tensor_need *n,
+                         struct err_text *err) {
+    int type = (int)n->tensor->type;
+    if (n->vector || (k->takes_type ? k->takes_type(type) : ktype_scalar(type))) return OK;
+    return err_set(err, ERR_SETUP, "%s: expected a type that the %s backend multiplies, found %s",
+                   n->tensor->name, k->name, ktype_name(type));
+}
+
+/* The rows of gate and up are the widths that scratch is for: of the widest layer. */
+static void widen(struct model *m, const struct tensor_need *n, int64_t rows) {
+    if (n->cut != CUT_ROWS) return;
+    if (n->group == PLAN_EXPERTS) m->f_expert = MAX(m->f_expert, rows);
+    if (n->group == PLAN_DENSE || n->group == PLAN_SHARED) m->f_wide = MAX(m->f_wide, rows);
 }
 
 static int plan_visit(void *user, const struct tensor_need *n, struct err_text *err) {
@@ -93,7 +81,9 @@ static int plan_visit(void *user, const struct tensor_need *n, struct err_text *
     }
     struct plan_item *it = &p->items[p->n_items];
     *it = (struct plan_item){.need = *n};
-    TRY(plan_cut(it, m->world, err));
+    TRY(check_backend(m->k, n, err));
+    TRY(cut_share(it, m->rank, m->world, m->k->takes_uneven, err));
+    widen(m, n, it->rows);
     int type = (int)n->tensor->type;
     it->bytes = n->vector ? (uint64_t)it->cols * sizeof(float)
                           : m->k->mat_bytes(type, it->count, it->rows, it->cols);
@@ -126,7 +116,7 @@ static void layout_scratch(struct model *m, struct taker *t) {
     const struct kdims *d = &hp->dims;
     struct scratch *s = &m->s;
     int64_t T = m->max_rows, S = m->max_outs, H = d->n_heads, P = d->d_rope, R = d->r_kv;
-    int64_t width = MAX(hp->f_dense, hp->f_shared) / m->world, W = hp->vocab / m->world;
+    int64_t width = m->f_wide, W = hp->vocab / m->world;
     TAKE(s->h, T * d->d_model), TAKE(s->x, T * d->d_model), TAKE(s->y, T * d->d_model);
     TAKE(s->q_a, T * d->r_q), TAKE(s->kv, T * (R + P));
     TAKE(s->ik, T * d->ix_dim), TAKE(s->iw, T * d->ix_heads),
@@ -136,7 +126,7 @@ static void layout_scratch(struct model *m, struct taker *t) {
     TAKE(s->selected, T * d->ix_topk), TAKE(s->n_selected, T);
     TAKE(s->logits_r, T * d->n_experts), TAKE(s->ids, T * d->n_used),
         TAKE(s->weights, T * d->n_used);
-    TAKE(s->act, T * d->n_used * (hp->f_expert / m->world)), TAKE(s->gate, T * width),
+    TAKE(s->act, T * d->n_used * m->f_expert), TAKE(s->gate, T * width),
         TAKE(s->up, T * width);
     TAKE(s->angles, T * P);
     TAKE(s->out_h, S * d->d_model), TAKE(s->logits_local, S * W);
@@ -213,6 +203,7 @@ static void point_item(struct model *m, struct plan_item *it) {
                              .rows = it->rows,
                              .cols = it->cols,
                              .data = memory};
+    if (n->group == PLAN_EXPERTS && n->cut == CUT_STACK) m->layers[n->block].first = (int)it->first;
 }
 
 static int allocate(struct model *m, enum model_arena which, uint64_t bytes, const char *what,

@@ -5,7 +5,8 @@
  * Split over `world` ranks: heads (q_b, k_b, v_b by rows; attn_output by columns), expert, shared
  * and dense width (gate, up by rows; down by columns), head by vocabulary rows; q_a, kv_a, indexer,
  * router, norms and the embedding replicated. A width that does not divide on block boundaries is
- * refused with tensor, expected, found: never a silent re-quantisation.
+ * dealt out in whole experts or uneven runs of blocks (cut.c), or refused with tensor, expected,
+ * found: never a silent re-quantisation.
  *
  * Owns: all device memory of the worker.  Called by: worker/main.c, step.c, tests.
  * Fails how: ERR_SETUP / ERR_FORMAT / ERR_NOMEM with a sentence, before or after the memory plan
@@ -52,6 +53,7 @@ struct layer {
     struct kmat router;
     float *router_bias;            /* [E] or NULL */
     struct kmat gate_exps, up_exps, down_exps;
+    int first;                     /* expert that these begin with, where they are dealt out */
     struct kcache cache;
 };
 
@@ -87,6 +89,7 @@ struct model {
     struct kseqs seqs;
     struct kbatch batch;     /* device arrays, capacity max_rows / max_outs */
     struct scratch s;
+    int64_t f_wide, f_expert;      /* widest local share of dense and shared; of an expert */
     int max_rows, max_outs, max_context;
     int64_t n_pages;
     uint64_t weight_bytes, scratch_bytes, page_bytes;

@@ -186,6 +186,34 @@ static int check_type(const struct tensor_need *n, struct err_text *err) {
     return OK;
 }
 
+/* What the rows of gate and up are columns of. */
+static const char *down_name(enum plan_group group) {
+    switch (group) {
+    case PLAN_DENSE:
+        return "ffn_down.weight";
+    case PLAN_SHARED:
+        return "ffn_down_shexp.weight";
+    case PLAN_EXPERTS:
+        return "ffn_down_exps.weight";
+    default:
+        return NULL;
+    }
+}
+
+/* Cuts by columns fall between quantised blocks, and rows that meet such columns follow them. */
+static int64_t grain_of(const struct tensor_need *n, const struct gguf *g) {
+    const char *down = down_name(n->group);
+    const struct gguf_tensor *t = n->tensor;
+    char name[LIMIT_GGUF_NAME_BYTES];
+    if (n->cut != CUT_COLS && (n->cut != CUT_ROWS || !down)) return 1;
+    if (down) {
+        snprintf(name, sizeof name, "blk.%d.%s", n->block, down);
+        t = gguf_tensor_find(g, name);
+    }
+    int elems = t ? ktype_block_elems((int)t->type) : 0;
+    return MAX(elems, 1);
+}
+
 static int visit_row(const struct hparams *hp, const struct gguf *g, const struct row *row,
                      int block, int (*visit)(void *, const struct tensor_need *, struct err_text *),
                      void *user, struct err_text *err) {
@@ -211,6 +239,7 @@ static int visit_row(const struct hparams *hp, const struct gguf *g, const struc
                        name, (long long)n.cols, (long long)n.rows, (long long)n.count);
     TRY(check_shape(&n, err));
     TRY(check_type(&n, err));
+    n.grain = grain_of(&n, g);
     return visit(user, &n, err);
 }
 

@@ -25,6 +25,7 @@ struct tensor_need {
     enum plan_group group;
     bool vector;               /* float *, else struct kmat */
     int64_t cols, rows, count; /* whole, as in the file */
+    int64_t grain;             /* columns, or rows, that must stay together when cut */
     size_t offset;
 };
 

@@ -129,6 +129,7 @@ static int cut_item(struct reading *r, int i, uint64_t from, struct err_text *er
     int64_t band = it->rows;
     if (!it->vector && matrix > r->piece_bytes)
         band = MAX((int64_t)(r->piece_bytes / row_asked(it)) / K_BAND_ROWS, 1) * K_BAND_ROWS;
+    if (it->bytes == 0) return OK; /* others have it all */
     for (int64_t at = 0; at < it->count; at += together)
         for (int64_t row = 0; row < it->rows; row += band)
             TRY(add_piece(r,
@@ -180,13 +181,14 @@ static int gather(const struct reading *r, const struct plan_item *it, uint64_t 
                   int64_t rows, uint8_t *slot, uint8_t *bounce, struct err_text *err) {
     const struct gguf_tensor *t = it->need.tensor;
     size_t run = run_bytes(it), row_bytes = (size_t)t->row_bytes;
+    size_t skip = (size_t)ktype_row_bytes((int)t->type, it->first);
     int64_t step = (int64_t)(r->bounce_bytes / row_bytes);
     for (int64_t at = 0; at < rows; at += step) {
         int64_t n = MIN(step, rows - at);
         TRY(read_at(r, t, offset + (uint64_t)at * row_bytes, bounce, (size_t)n * row_bytes, err));
         for (int64_t i = 0; i < n; i++)
             memcpy(slot + (size_t)(at + i) * run,
-                   bounce + (size_t)i * row_bytes + (size_t)r->m->rank * run, run);
+                   bounce + (size_t)i * row_bytes + skip, run);
     }
     return OK;
 }
@@ -200,8 +202,8 @@ static int fill(void *user, int64_t n, uint8_t *slot, uint8_t *bounce, const ato
     uint64_t matrix = t->row_bytes * (uint64_t)it->need.rows;
     int64_t first = p->at, rows = p->n_mats * p->n_rows, row = p->row;
     if (!convoy_wait(r->convoy, p->position, stop)) return OK; /* somebody else has failed */
-    if (it->need.cut == CUT_STACK) first += r->m->rank * it->count;
-    if (it->need.cut == CUT_ROWS) row += r->m->rank * it->rows;
+    if (it->need.cut == CUT_STACK) first += it->first;
+    if (it->need.cut == CUT_ROWS) row += it->first;
     uint64_t offset = t->offset + (uint64_t)first * matrix + (uint64_t)row * t->row_bytes;
     if (it->need.cut == CUT_COLS) return gather(r, it, offset, rows, slot, bounce, err);
     if (it->need.cut != CUT_ROWS)

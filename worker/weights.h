@@ -15,6 +15,7 @@
 struct plan_item {
     struct tensor_need need;
     int64_t cols, rows, count; /* of the share */
+    int64_t first;             /* column, row or matrix that the share begins with */
     uint64_t offset, bytes;    /* in the weights' arena */
     struct kmat *mat;          /* where it goes, once pointed; or */
     float *vector;

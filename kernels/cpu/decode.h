@@ -236,11 +236,177 @@ static void decode_iq4_xs(const uint8_t *b, float *y, int64_t n) {
     }
 }
 
+static inline v16 decode_mxfp4_values(void) {
+    static const float values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return v16_load(values);
+}
+
+static void decode_mxfp4(const uint8_t *b, float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i += 32, b += 17) {
+        v16 table = v16_mul(v16_set(kmxfp4_scale(b[0])), decode_mxfp4_values());
+        v16i q = v16i_u8(b + 1);
+        v16_store(y + i, v16_pick(table, q));
+        v16_store(y + i + 16, v16_pick(table, v16i_shr(q, 4)));
+    }
+}
+
+static void decode_nvfp4(const uint8_t *b, float *y, int64_t n) {
+    const uint64_t low = 0x0F0F0F0F0F0F0F0F;
+    for (int64_t i = 0; i < n; i += 64, b += 36)
+        for (int s = 0; s < 4; s++) {
+            uint64_t both, codes[2];
+            memcpy(&both, b + 4 + 8 * s, 8);
+            codes[0] = both & low, codes[1] = both >> 4 & low;
+            v16 table = v16_mul(v16_set(kcodebooks.nvfp4[b[s]]), decode_mxfp4_values());
+            v16_store(y + i + 16 * s, v16_pick(table, v16i_u8((const uint8_t *)codes)));
+        }
+}
+
+/* ---- codes that name vectors of a codebook: sixteen elements are two or four of them ------ */
+
+static inline uint32_t decode_u32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* scale * element, negated where a bit of signs is set; elements are never 0. */
+static inline v16 decode_signed(float scale, const int8_t *elements, unsigned signs) {
+    v16i e = v16i_i8((const uint8_t *)elements);
+    v16i negative = v16i_and(e, v16i_or_bits(v16i_set(0), signs, -1));
+    return v16_mul(v16_set(scale), v16_of_int(v16i_sub(e, v16i_shl(negative, 1))));
+}
+
+static inline v16 decode_eights(float scale, const int8_t *g0, const int8_t *g1, unsigned signs) {
+    int8_t elements[16];
+    memcpy(elements, g0, 8);
+    memcpy(elements + 8, g1, 8);
+    return decode_signed(scale, elements, signs);
+}
+
+/* Entries idx[0..4) plus 256 times the low bits of high. */
+static inline v16 decode_fours(float scale, const int8_t (*grid)[4], const uint8_t *idx,
+                               unsigned high, unsigned signs) {
+    int8_t elements[16];
+    for (int k = 0; k < 4; k++) memcpy(elements + 4 * k, grid[idx[k] | (high >> k & 1) << 8], 4);
+    return decode_signed(scale, elements, signs);
+}
+
+/* Sixteen sign bits of the two seven-bit codes in aux. */
+static inline unsigned decode_sign_codes(uint32_t aux) {
+    return kcodebooks.sign[aux & 127] | (unsigned)kcodebooks.sign[aux >> 7 & 127] << 8;
+}
+
+static void decode_iq2_xxs(const uint8_t *b, float *y, int64_t n) {
+    const int8_t(*grid)[8] = kcodebooks.iq2_xxs;
+    for (int64_t i = 0; i < n; i += 256, b += 66) {
+        float d = decode_f16(b);
+        for (int s = 0; s < 16; s++) { /* half s % 2 of a sub-block */
+            const uint8_t *p = b + 2 + 8 * (s / 2), *idx = p + 2 * (s % 2);
+            uint32_t aux = decode_u32(p + 4);
+            float scale = d * (0.5f + (float)(aux >> 28)) * 0.25f;
+            v16_store(y + i + 16 * s, decode_eights(scale, grid[idx[0]], grid[idx[1]],
+                                                    decode_sign_codes(aux >> 14 * (s % 2))));
+        }
+    }
+}
+
+static void decode_iq2_xs(const uint8_t *b, float *y, int64_t n) {
+    const int8_t(*grid)[8] = kcodebooks.iq2_xs;
+    for (int64_t i = 0; i < n; i += 256, b += 74) {
+        float d = decode_f16(b);
+        for (int s = 0; s < 16; s++) {
+            unsigned q0 = decode_u16(b + 2 + 4 * s), q1 = decode_u16(b + 4 + 4 * s);
+            float scale = d * (0.5f + (float)(b[66 + s / 2] >> 4 * (s % 2) & 15)) * 0.25f;
+            unsigned signs = kcodebooks.sign[q0 >> 9] | (unsigned)kcodebooks.sign[q1 >> 9] << 8;
+            v16_store(y + i + 16 * s, decode_eights(scale, grid[q0 & 511], grid[q1 & 511], signs));
+        }
+    }
+}
+
+static void decode_iq2_s(const uint8_t *b, float *y, int64_t n) {
+    const int8_t(*grid)[8] = kcodebooks.iq2_s;
+    for (int64_t i = 0; i < n; i += 256, b += 82) {
+        float d = decode_f16(b);
+        for (int s = 0; s < 16; s++) {
+            unsigned high = b[66 + s / 2] >> 4 * (s % 2);
+            float scale = d * (0.5f + (float)(b[74 + s / 2] >> 4 * (s % 2) & 15)) * 0.25f;
+            const int8_t *g0 = grid[b[2 + 2 * s] | (high & 3) << 8];
+            const int8_t *g1 = grid[b[3 + 2 * s] | (high >> 2 & 3) << 8];
+            v16_store(y + i + 16 * s, decode_eights(scale, g0, g1, decode_u16(b + 34 + 2 * s)));
+        }
+    }
+}
+
+static void decode_iq3_xxs(const uint8_t *b, float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i += 256, b += 98) {
+        float d = decode_f16(b);
+        for (int s = 0; s < 16; s++) {
+            uint32_t aux = decode_u32(b + 66 + 4 * (s / 2));
+            float scale = d * (0.5f + (float)(aux >> 28)) * 0.5f;
+            v16_store(y + i + 16 * s, decode_fours(scale, kcodebooks.iq3_xxs, b + 2 + 4 * s, 0,
+                                                   decode_sign_codes(aux >> 14 * (s % 2))));
+        }
+    }
+}
+
+static void decode_iq3_s(const uint8_t *b, float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i += 256, b += 110) {
+        float d = decode_f16(b);
+        for (int s = 0; s < 16; s++) {
+            int sc = b[106 + s / 4] >> 4 * (s % 4 / 2) & 15;
+            v16_store(y + i + 16 * s,
+                      decode_fours(d * (float)(1 + 2 * sc), kcodebooks.iq3_s, b + 2 + 4 * s,
+                                   b[66 + s / 2] >> 4 * (s % 2), decode_u16(b + 74 + 2 * s)));
+        }
+    }
+}
+
+/* (entry + delta) for two entries, of which `below` tells by eight bits each which delta is
+ * negative. */
+static inline v16 decode_shifted(unsigned i0, unsigned i1, unsigned below) {
+    int8_t elements[16];
+    memcpy(elements, kcodebooks.iq1[i0], 8);
+    memcpy(elements + 8, kcodebooks.iq1[i1], 8);
+    v16i eighths = v16i_or_bits(v16i_set(1), below, -1);
+    eighths = v16i_add(eighths, v16i_shl(v16i_i8((const uint8_t *)elements), 3));
+    return v16_mul(v16_of_int(eighths), v16_set(0.125f));
+}
+
+static void decode_iq1_s(const uint8_t *b, float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i += 256, b += 50) {
+        float d = decode_f16(b);
+        for (int s = 0; s < 16; s++) {
+            unsigned qh = decode_u16(b + 34 + 2 * (s / 2)), high = qh >> 6 * (s % 2);
+            v16 x = decode_shifted(b[2 + 2 * s] | (high & 7) << 8,
+                                   b[3 + 2 * s] | (high >> 3 & 7) << 8, qh >> 15 ? 0xFFFF : 0);
+            v16_store(y + i + 16 * s, v16_mul(v16_set(d * (float)(2 * (qh >> 12 & 7) + 1)), x));
+        }
+    }
+}
+
+static void decode_iq1_m(const uint8_t *b, float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i += 256, b += 56) {
+        const uint8_t bits[2] = {(uint8_t)(b[49] >> 4 | (b[51] & 0xF0)),
+                                 (uint8_t)(b[53] >> 4 | (b[55] & 0xF0))};
+        float d = decode_f16(bits);
+        for (int s = 0; s < 16; s++) {
+            unsigned h = b[32 + s], sc = decode_u16(b + 48 + 2 * (s / 4)) >> 3 * (s % 4) & 7;
+            v16 x = decode_shifted(b[2 * s] | (h & 7) << 8, b[2 * s + 1] | (h >> 4 & 7) << 8,
+                                   (h & 8 ? 0xFFu : 0) | (h & 128 ? 0xFF00u : 0));
+            v16_store(y + i + 16 * s, v16_mul(v16_set(d * (float)(2 * sc + 1)), x));
+        }
+    }
+}
+
 #define DECODERS                                                                                   \
     [KT_F32] = decode_f32, [KT_F16] = decode_f16s, [KT_BF16] = decode_bf16s,                       \
     [KT_Q4_0] = decode_q4_0, [KT_Q4_1] = decode_q4_1, [KT_Q5_0] = decode_q5_0,                     \
     [KT_Q5_1] = decode_q5_1, [KT_Q8_0] = decode_q8_0, [KT_Q2_K] = decode_q2_k,                     \
     [KT_Q3_K] = decode_q3_k, [KT_Q4_K] = decode_q4_k, [KT_Q5_K] = decode_q5_k,                     \
-    [KT_Q6_K] = decode_q6_k, [KT_IQ4_NL] = decode_iq4_nl, [KT_IQ4_XS] = decode_iq4_xs
+    [KT_Q6_K] = decode_q6_k, [KT_IQ4_NL] = decode_iq4_nl, [KT_IQ4_XS] = decode_iq4_xs,             \
+    [KT_IQ2_XXS] = decode_iq2_xxs, [KT_IQ2_XS] = decode_iq2_xs, [KT_IQ2_S] = decode_iq2_s,         \
+    [KT_IQ3_XXS] = decode_iq3_xxs, [KT_IQ3_S] = decode_iq3_s, [KT_IQ1_S] = decode_iq1_s,           \
+    [KT_IQ1_M] = decode_iq1_m, [KT_MXFP4] = decode_mxfp4, [KT_NVFP4] = decode_nvfp4
 
 #endif

@@ -122,7 +122,8 @@ void cpu_experts_up(struct kctx *c, const struct kop_experts_up *o) {
     const struct kdims *d = o->dims;
     int T = o->batch->n_rows, U = d->n_used;
     int64_t F = o->gate->rows, D = o->gate->cols;
-    assert(o->gate->count == d->n_experts && o->up->rows == F && o->up->cols == D);
+    assert(o->first >= 0 && o->first + o->gate->count <= d->n_experts);
+    assert(o->up->count == o->gate->count && o->up->rows == F && o->up->cols == D);
     for (int t = 0; t < T; t++) {
         int32_t *ids = o->ids + t * U;
         if (o->batch->slot[t] < 0)
@@ -132,8 +133,8 @@ void cpu_experts_up(struct kctx *c, const struct kop_experts_up *o) {
     }
     struct pairs p = pairs_sorted(o->scratch, d, o->ids, T);
     for (int i = 0; i < p.n; i++) p.x[i] = o->x + p.pair[i] / U * D;
-    for (int e = 0; e < d->n_experts; e++) {
-        int at = p.start[e], n = p.start[e + 1] - at;
+    for (int e = 0; e < o->gate->count; e++) {
+        int at = p.start[o->first + e], n = p.start[o->first + e + 1] - at;
         for (int64_t r = 0; n > 0 && r < F; r += EXPERTS_ROWS) {
             int64_t rows = F - r < EXPERTS_ROWS ? F - r : EXPERTS_ROWS;
             for (int i = at; i < at + n; i++) p.y[i] = o->act + p.pair[i] * F + r;
@@ -171,7 +172,8 @@ void cpu_experts_down(struct kctx *c, const struct kop_experts_down *o) {
     const struct kdims *d = o->dims;
     int T = o->batch->n_rows, U = d->n_used;
     int64_t D = o->down->rows, F = o->down->cols;
-    assert(o->down->count == d->n_experts);
+    int last = o->first + (int)o->down->count;
+    assert(o->first >= 0 && last <= d->n_experts);
     assert(!o->shared_down || (o->shared_down->rows == D && o->shared_down->count == 1));
     struct pairs p = pairs_sorted(o->scratch, d, o->ids, T);
     for (int i = 0; i < p.n; i++) {
@@ -180,17 +182,17 @@ void cpu_experts_down(struct kctx *c, const struct kop_experts_down *o) {
     }
     for (int64_t r = 0; r < D; r += EXPERTS_ROWS) {
         int64_t rows = D - r < EXPERTS_ROWS ? D - r : EXPERTS_ROWS;
-        for (int e = 0; e < d->n_experts; e++) {
+        for (int e = o->first; e < last; e++) {
             int at = p.start[e], n = p.start[e + 1] - at;
             if (n > 0)
-                cpu_product(c, o->down->type, cpu_mat_row(o->down, e, r), rows, F, p.x + at,
+                cpu_product(c, o->down->type, cpu_mat_row(o->down, e - o->first, r), rows, F, p.x + at,
                             p.y + at, n);
         }
         for (int t = 0; t < T; t++) {
             float *y = o->y + t * D + r;
             memset(y, 0, (size_t)rows * sizeof *y);
             for (int i = t * U; i < (t + 1) * U; i++)
-                if (o->ids[i] >= 0)
+                if (o->ids[i] >= o->first && o->ids[i] < last)
                     c->isa->add_scaled(y, p.tmp + (int64_t)i * EXPERTS_ROWS, o->weights[i], rows);
         }
         if (o->shared_down) add_shared(c, o, &p, r, rows);

@@ -154,6 +154,8 @@ const struct kernels *kernels_table(void) {
         .scratch_bytes = cpu_scratch_bytes,
         .mat_pack = cpu_mat_pack,
         .mat_unpack = cpu_mat_unpack,
+        .takes_type = ktype_supported,
+        .takes_uneven = true,
         .feed = cpu_feed,
         .angles = cpu_angles,
         .embed = cpu_embed,

@@ -64,9 +64,10 @@ static void call_product(void *user) {
 }
 
 static void bench_types(struct kctx **ctx, int n_ctx) {
-    static const int types[] = {KT_F32,  KT_F16,  KT_BF16, KT_Q4_0,   KT_Q4_1,
-                                KT_Q5_0, KT_Q5_1, KT_Q8_0, KT_Q2_K,   KT_Q3_K,
-                                KT_Q4_K, KT_Q5_K, KT_Q6_K, KT_IQ4_NL, KT_IQ4_XS};
+    static const int types[] = {KT_F32,     KT_F16,    KT_BF16,   KT_Q4_0,    KT_Q4_1,   KT_Q5_0,
+                                KT_Q5_1,    KT_Q8_0,   KT_Q2_K,   KT_Q3_K,    KT_Q4_K,   KT_Q5_K,
+                                KT_Q6_K,    KT_IQ4_NL, KT_IQ4_XS, KT_IQ2_XXS, KT_IQ2_XS, KT_IQ2_S,
+                                KT_IQ3_XXS, KT_IQ3_S,  KT_IQ1_S,  KT_IQ1_M,   KT_MXFP4,  KT_NVFP4};
     enum { ROWS = 512, COLS = 2048, MANY = 64 };
     float *x = filled_floats((size_t)MANY * COLS), *y = filled_floats((size_t)MANY * ROWS);
     printf("%-8s %-8s %12s %8s %14s %8s\n", "type", "set", "ns/w 1 row", "GB/s", "ns/w 64 rows",

@@ -404,10 +404,11 @@ static void one_experts(const struct moe *m, int T) {
         RUN(s, experts_up,
             &(struct kop_experts_up){&r.b[s], &d, logits.p[s], m->bias ? bias.p[s] : NULL,
                                      &gate.m[s], &up.m[s], x.p[s], ids.p[s], weights.p[s],
-                                     act.p[s], scratch});
+                                     act.p[s], scratch, 0});
         RUN(s, experts_down,
             &(struct kop_experts_down){&r.b[s], &d, ids.p[s], weights.p[s], &down.m[s], act.p[s],
-                                       m->Fs ? &shared.m[s] : NULL, sact.p[s], y.p[s], scratch});
+                                       m->Fs ? &shared.m[s] : NULL, sact.p[s], y.p[s], scratch,
+                                       0});
         side[s].k->sync(side[s].c);
         side[s].k->free(side[s].c, scratch);
     }

@@ -102,6 +102,23 @@ static inline int check_contexts(struct kctx *out[3]) {
     return n;
 }
 
+/* Makes the scales of one block 2^-8 or so, of either sign. */
+static inline void check_tame(int type, uint8_t *b, const int *scale_at) {
+    if (type == KT_MXFP4) {
+        b[0] = (uint8_t)(118 + b[0] % 4);
+    } else if (type == KT_NVFP4) {
+        for (int s = 0; s < 4; s++) b[s] = (uint8_t)(b[s] % 32);
+    } else if (type == KT_IQ1_M) { /* the half float's upper byte is two nibbles apart */
+        b[53] = (uint8_t)((b[53] & 0x3F) | 0xC0);
+        b[55] = (uint8_t)((b[55] & 0x8F) | 0x10);
+    } else {
+        for (int k = 0; k < 2; k++) {
+            uint8_t *d = b + scale_at[k];
+            d[1] = (uint8_t)((d[1] & 0x83) | 0x1C);
+        }
+    }
+}
+
 /* Random blocks of a weight type with ordinary scales; n elements, whole blocks. */
 static inline void check_random_weights(struct rng *r, int type, uint8_t *dst, int64_t n) {
     static const int scale_at[KT_MAX][2] = {
@@ -124,11 +141,7 @@ static inline void check_random_weights(struct rng *r, int type, uint8_t *dst, i
         }
         return;
     }
-    for (int64_t b = 0; b < bytes; b += size)
-        for (int k = 0; k < 2; k++) { /* 2^-8 or so, either sign */
-            uint8_t *d = dst + b + scale_at[type][k];
-            d[1] = (uint8_t)((d[1] & 0x83) | 0x1C);
-        }
+    for (int64_t b = 0; b < bytes; b += size) check_tame(type, dst + b, scale_at[type]);
 }
 
 #endif

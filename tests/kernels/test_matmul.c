@@ -3,9 +3,10 @@
  */
 #include "tests/kernels/check.h"
 
-static const int types[] = {KT_F32,  KT_F16,  KT_BF16, KT_Q4_0,   KT_Q4_1,
-                            KT_Q5_0, KT_Q5_1, KT_Q8_0, KT_Q2_K,   KT_Q3_K,
-                            KT_Q4_K, KT_Q5_K, KT_Q6_K, KT_IQ4_NL, KT_IQ4_XS};
+static const int types[] = {KT_F32,     KT_F16,    KT_BF16,   KT_Q4_0,    KT_Q4_1,   KT_Q5_0,
+                            KT_Q5_1,    KT_Q8_0,   KT_Q2_K,   KT_Q3_K,    KT_Q4_K,   KT_Q5_K,
+                            KT_Q6_K,    KT_IQ4_NL, KT_IQ4_XS, KT_IQ2_XXS, KT_IQ2_XS, KT_IQ2_S,
+                            KT_IQ3_XXS, KT_IQ3_S,  KT_IQ1_S,  KT_IQ1_M,   KT_MXFP4,  KT_NVFP4};
 #define N_TYPES ((int)(sizeof types / sizeof types[0]))
 
 static struct kmat random_mat(struct rng *rng, int type, int64_t count, int64_t rows,

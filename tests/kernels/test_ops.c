@@ -336,11 +336,12 @@ static void layer_run(struct kctx *c, struct layer *l, int from, int n) {
     cpu_experts_up(c,
                    &(struct kop_experts_up){&b, &l->d, l->logits + from * E, l->bias, &l->gate,
                                             &l->up, l->x + from * D, l->ids + from * U,
-                                            l->weights + from * U, l->act + from * U * F, scratch});
+                                            l->weights + from * U, l->act + from * U * F, scratch,
+                                            0});
     cpu_experts_down(
         c, &(struct kop_experts_down){&b, &l->d, l->ids + from * U, l->weights + from * U, &l->down,
                                       l->act + from * U * F, &l->shared, l->shared_act + from * FS,
-                                      l->y + from * D, scratch});
+                                      l->y + from * D, scratch, 0});
     free(scratch);
 }
 
