@@ -137,6 +137,7 @@ void api_text(struct http_exchange *x, void *user);
 void api_tokenize(struct http_exchange *x, void *user);
 void api_detokenize(struct http_exchange *x, void *user);
 void api_apply_template(struct http_exchange *x, void *user);
+void api_restart(struct http_exchange *x, void *user);
 void api_models(struct http_exchange *x, void *user);
 void api_model(struct http_exchange *x, void *user);
 void api_live(struct http_exchange *x, void *user);

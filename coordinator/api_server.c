@@ -24,6 +24,7 @@ const struct http_route api_routes[] = {
     {"/tokenize", HTTP_VERB_POST, api_tokenize, false},
     {"/detokenize", HTTP_VERB_POST, api_detokenize, false},
     {"/apply-template", HTTP_VERB_POST, api_apply_template, false},
+    {"/v1/restart/+", HTTP_VERB_POST, api_restart, false},
     {"/metrics", HTTP_VERB_GET, api_metrics, false},
     {"/version", HTTP_VERB_GET, api_version, false},
     {"/health", HTTP_VERB_GET, api_ready, true},

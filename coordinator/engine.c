@@ -40,6 +40,7 @@ struct engine {
     int n_open; /* handles to be closed, the fleet counting as one */
     /* notes */
     bool stop_asked, stop_now;
+    uint32_t restart_asked; /* bit r: rank r */
     /* what came of them */
     bool ticking, draining, stopping, closing, was_ready, ready, failed, fatal_told;
     uint64_t drain_due_us;
@@ -70,6 +71,13 @@ void engine_finish(struct engine *e, uint64_t id) {
 }
 void engine_cancel(struct engine *e, uint64_t id) {
     sched_cancel(e->sched, id);
+}
+
+int engine_restart(struct engine *e, int rank) {
+    if (!e->ready || e->stop_asked || e->failed) return ERR_STATE;
+    if (rank < 0 || rank >= fleet_world(e->fleet)) return ERR_RANGE;
+    e->restart_asked |= 1u << rank;
+    return OK;
 }
 
 int engine_retry_after(const struct engine *e) {
@@ -106,7 +114,15 @@ static void restore(struct engine *e, uint64_t now) {
     fleet_tick(e->fleet, now);
 }
 
+static void take_restarts(struct engine *e, uint64_t now) {
+    if (fleet_state(e->fleet) != FLEET_READY) return; /* the note waits until it is whole again */
+    for (int r = 0; r < fleet_world(e->fleet); r++)
+        if (e->restart_asked & 1u << r) fleet_restart(e->fleet, r, now);
+    e->restart_asked = 0;
+}
+
 static void take_deaths(struct engine *e, uint64_t now) {
+    if (e->restart_asked) take_restarts(e, now);
     fleet_tick(e->fleet, now);
     if (fleet_take_broken(e->fleet)) sched_take_back(e->sched);
     if (fleet_take_lost(e->fleet)) sched_forget_device(e->sched);

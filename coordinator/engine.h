@@ -41,6 +41,10 @@ struct engine_event {
 
 typedef void engine_sink(void *user, const struct engine_event *ev);
 
+/* Replaces one rank as soon as all are there; no request is lost, and it does not count towards
+ * giving up. ERR_STATE unless READY, ERR_RANGE for a rank that is none. */
+int engine_restart(struct engine *e, int rank);
+
 struct engine_request {
     const int32_t *tokens; /* copied */
     int32_t n_tokens;

@@ -92,6 +92,9 @@ int fleet_world(const struct fleet *f);
 /* How often device memory was waited for after a death, and how long altogether. */
 double fleet_reclaim_seconds(const struct fleet *f, uint64_t *n);
 
+/* An operator wants `rank` replaced: as any loss, but it does not count towards giving up. */
+void fleet_restart(struct fleet *f, int rank, uint64_t now_us);
+
 /* After STOPPED: closes the handles, frees f, then calls closed once. */
 void fleet_close(struct fleet *f, void (*closed)(void *user), void *user);
 void fleet_print(FILE *out, const struct fleet *f);

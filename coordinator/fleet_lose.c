@@ -128,6 +128,11 @@ void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us) {
     fleet_lose(f, &f->w[rank], CAUSE_NONSENSE, now_us, "%s", cause);
 }
 
+void fleet_restart(struct fleet *f, int rank, uint64_t now_us) {
+    f->w[rank].asked = true;
+    fleet_lose(f, &f->w[rank], CAUSE_EXIT, now_us, "asked to restart");
+}
+
 /* ---- finding them ---------------------------------------------------------------------------- */
 
 /* Set-up errors and lost devices are what a worker says by itself, not what our SIGKILL makes. */
@@ -184,17 +189,28 @@ static int restarts_within(const struct fleet *f, uint64_t now_us) {
     uint64_t window = (uint64_t)f->o.restart_window_s * SECOND_US;
     int n = 0;
     for (uint64_t i = 0; i < MIN(f->restarts, RESTARTS_KEPT); i++)
-        n += now_us - f->restart_us[i] <= window;
+        n += f->restart_us[i] && now_us - f->restart_us[i] <= window;
     return n;
 }
 
 /* None for the first in a while, then restart_delay_ms, twice that, … */
 static uint64_t delay_of(const struct fleet *f, struct worker *w) {
+    if (w->asked) return 0;
     if (w->ready_us && w->lost_us - w->ready_us >= HEALTHY_US) w->streak = 0;
     uint64_t delay = w->streak ? (uint64_t)f->o.restart_delay_ms * 1000 : 0;
     for (int i = 1; i < w->streak && delay < DELAY_MAX_US; i++) delay *= 2;
     w->streak++;
     return MIN(delay, DELAY_MAX_US);
+}
+
+/* Nobody died but those whom an operator wanted replaced. */
+static bool only_asked(const struct fleet *f) {
+    int lost = 0, asked = 0;
+    for (int r = 0; r < f->world; r++) {
+        lost += f->w[r].lost;
+        asked += f->w[r].lost && f->w[r].asked;
+    }
+    return lost > 0 && lost == asked;
 }
 
 /* The dead are gone and the others out of the group: says when the newborn may come, or gives up.
@@ -204,7 +220,7 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     int lost = 0;
     if (f->shm_fd >= 0) close(f->shm_fd);
     f->shm_fd = -1;
-    f->restart_us[f->restarts++ % RESTARTS_KEPT] = now_us;
+    f->restart_us[f->restarts++ % RESTARTS_KEPT] = only_asked(f) ? 0 : now_us;
     int n = restarts_within(f, now_us);
     if (n > f->o.restarts_max) {
         char last[200];

@@ -78,7 +78,7 @@ def test_the_readme_lists_every_option_of_serve():
 def test_the_readme_lists_every_route():
     routes = re.findall(r'^    \{"(/[\w/+-]+)"', text("coordinator/api_server.c"), re.M)
     assert len(routes) >= 10
-    missing = [r for r in routes if r.replace("+", "NAME") not in text("README.md")]
+    missing = [r for r in routes if not re.search(re.escape(r).replace(r"\+", "[A-Z]+"), text("README.md"))]
     assert not missing
 
 

@@ -29,6 +29,7 @@ struct engine {
     uint64_t step_age_us; /* of a step that may take a second; 0: none in flight */
     /* what happened */
     int n_submitted, n_cancelled, n_finished;
+    uint32_t restarted; /* bit r: rank r was asked for */
     struct msg_sampling last_sampling;
     int32_t last_prompt[4096], last_n_prompt, last_max_tokens;
 };
@@ -71,6 +72,12 @@ void engine_cancel(struct engine *e, uint64_t id) {
     assert(s);
     s->dead = true;
     e->n_cancelled++;
+}
+
+int engine_restart(struct engine *e, int rank) {
+    if (e->state != ENGINE_READY) return ERR_STATE;
+    e->restarted |= 1u << rank;
+    return OK;
 }
 
 int engine_retry_after(const struct engine *e) {
