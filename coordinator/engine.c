@@ -43,7 +43,7 @@ struct engine {
     uint32_t restart_asked; /* bit r: rank r */
     /* what came of them */
     bool ticking, draining, stopping, closing, was_ready, ready, failed, fatal_told;
-    uint64_t drain_due_us;
+    uint64_t drain_due_us, ready_since_us;
     int exit_code;
     struct sched_plan *plan;
     struct msg *admit;
@@ -126,6 +126,7 @@ static void take_deaths(struct engine *e, uint64_t now) {
     fleet_tick(e->fleet, now);
     if (fleet_take_broken(e->fleet)) sched_take_back(e->sched);
     if (fleet_take_lost(e->fleet)) sched_forget_device(e->sched);
+    if (fleet_wants_canary(e->fleet)) fleet_canary(e->fleet, sched_take_id(e->sched), now);
     if (fleet_wants_restore(e->fleet)) restore(e, now);
     if (!e->failed && (fleet_state(e->fleet) == FLEET_FAILED || fleet_exit_code(e->fleet))) {
         e->failed = true;
@@ -133,6 +134,7 @@ static void take_deaths(struct engine *e, uint64_t now) {
         sched_end_all(e->sched, ENGINE_ERROR, fleet_why(e->fleet));
     }
     bool ready = fleet_state(e->fleet) == FLEET_READY;
+    if (ready && !e->ready) e->ready_since_us = now;
     if (ready && !e->ready && sched_set_pages(e->sched, fleet_pages(e->fleet)) < 0)
         fleet_fail(e->fleet, 0, "no memory for the page account", now);
     if (ready && !e->ready && e->on_ready) e->on_ready(e->on_ready_user);
@@ -340,12 +342,16 @@ static enum engine_state state_of(const struct engine *e) {
     if (e->failed) return ENGINE_FAILED;
     if (e->stop_asked) return ENGINE_DRAINING;
     if (e->ready) return ENGINE_READY;
-    return e->was_ready ? ENGINE_RECOVERING : ENGINE_LOADING;
-}
-
-const char *engine_state_name(enum engine_state s) {
-    static const char *const names[] = {"loading", "ready", "recovering", "draining", "failed"};
-    return s <= ENGINE_FAILED ? names[s] : "unknown";
+    if (e->was_ready || !e->fleet || fleet_recovers(e->fleet)) return ENGINE_RECOVERING;
+    switch (fleet_state(e->fleet)) {
+    case FLEET_WAITING:
+        return ENGINE_STARTING;
+    case FLEET_LOADING:
+    case FLEET_JOINING:
+        return ENGINE_LOADING;
+    default:
+        return ENGINE_CANARY;
+    }
 }
 
 void engine_status(const struct engine *e, struct engine_status *out) {
@@ -364,10 +370,15 @@ void engine_status(const struct engine *e, struct engine_status *out) {
         snprintf(out->why, sizeof out->why, "asked to stop, finishing what is running");
     else if (out->state != ENGINE_READY)
         snprintf(out->why, sizeof out->why, "%s", e->fleet ? fleet_why(e->fleet) : "stopped");
+    out->phase = "stopped";
+    out->canary = "none";
+    out->last_step_us = UINT64_MAX;
+    sched_prefill(e->sched, &out->prefill);
     if (!e->fleet || e->closing) return;
+    out->ready_us = e->ready ? now_us() - e->ready_since_us : 0;
+    fleet_health(e->fleet, now_us(), out);
     out->n_workers = fleet_world(e->fleet);
     out->restarts = fleet_restarts(e->fleet);
     out->reclaim_seconds = fleet_reclaim_seconds(e->fleet, &out->reclaims);
     fleet_workers(e->fleet, out->workers, now_us());
-    fleet_step(e->fleet, now_us(), out);
 }

@@ -66,7 +66,20 @@ void engine_finish(struct engine *e, uint64_t id); /* stop string found: finish 
 void engine_cancel(struct engine *e, uint64_t id); /* client left: no more events for it */
 int engine_retry_after(const struct engine *e);    /* seconds */
 
-enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_RECOVERING, ENGINE_DRAINING, ENGINE_FAILED };
+enum engine_state {
+    ENGINE_STARTING,   /* memory that others held is waited for: no worker yet */
+    ENGINE_LOADING,
+    ENGINE_CANARY,     /* joined; the first token of all is awaited */
+    ENGINE_READY,
+    ENGINE_RECOVERING,
+    ENGINE_DRAINING,
+    ENGINE_FAILED
+};
+static inline const char *engine_state_name(enum engine_state s) {
+    static const char *const names[] = {"starting",   "loading",  "canary", "ready",
+                                        "recovering", "draining", "failed"};
+    return s <= ENGINE_FAILED ? names[s] : "unknown";
+}
 
 /* Why a rank had to be replaced. */
 enum engine_cause {
@@ -75,10 +88,11 @@ enum engine_cause {
     CAUSE_STUCK,    /* it beats but does not leave its step */
     CAUSE_FAILED,   /* it said FAILED */
     CAUSE_NONSENSE, /* what it said does not fit */
+    CAUSE_CANARY,   /* the group gave no token, or a wrong one, before it was to be READY */
     ENGINE_CAUSES
 };
 static inline const char *engine_cause_name(enum engine_cause c) {
-    static const char *const names[] = {"exit", "silent", "stuck", "failed", "nonsense"};
+    static const char *const names[] = {"exit", "silent", "stuck", "failed", "nonsense", "canary"};
     return c < ENGINE_CAUSES ? names[c] : "unknown";
 }
 
@@ -98,7 +112,14 @@ struct engine_worker {
 
 struct engine_status {
     enum engine_state state;
+    const char *phase;           /* what of it: reclaiming, back_off, loading, joining, canary, … */
     char why[256];               /* one sentence when not ready */
+    uint64_t ready_us;           /* ready for so long, 0: it is not; the canary came before */
+    const char *canary;          /* none, asked, ok, failed: of this generation */
+    uint64_t canary_us;          /* how long the last one took */
+    int32_t canary_token;
+    uint64_t load_bytes, load_total;        /* of all ranks, as far as they have said */
+    uint64_t load_quiet_us, load_bound_us;  /* nothing has moved for so long; it may for so long */
     int n_workers;
     struct engine_worker workers[LIMIT_RANKS];
     int running, waiting;        /* sequences */
@@ -107,12 +128,16 @@ struct engine_status {
     uint64_t step;               /* the oldest step in flight, 0: none */
     int step_rows;               /* tokens that it feeds */
     uint64_t step_age_us, step_bound_us; /* how long it has taken, and may take */
+    uint64_t last_step_us;       /* age of the last step that was completed; UINT64_MAX: none yet */
+    struct engine_prefill {      /* the prompts that are being computed */
+        int n;                   /* 0: none */
+        int64_t done, total;     /* tokens of the oldest of them */
+    } prefill;
     uint64_t prompt_tokens, output_tokens;
     uint64_t reclaims;           /* how often device memory was waited for after a death */
     double reclaim_seconds;      /* altogether */
 };
 void engine_status(const struct engine *e, struct engine_status *out);
-const char *engine_state_name(enum engine_state s);
 
 struct engine_options {
     const char *model_path;      /* any part of a split model */
@@ -128,6 +153,7 @@ struct engine_options {
     const int32_t *eog;          /* the model's end tokens; copied */
     int n_eog;
     int load_timeout_s, drain_timeout_s;
+    int load_stall_ms;           /* a load in which nothing moves for so long is told as stalled */
     int step_timeout_s;          /* of a step of one row; see fleet_step.c for larger ones */
     bool progress_bar;           /* stderr is a terminal */
     int depth;                   /* steps in flight; 0: 1 */

@@ -31,7 +31,7 @@
 
 void fleet_enter(struct fleet *f, enum fleet_state state, uint64_t now_us) {
     f->state = state;
-    f->state_us = now_us;
+    f->state_us = f->moved_us = now_us;
 }
 
 static void on_readable(uv_poll_t *p, int status, int events) {
@@ -148,6 +148,9 @@ static void turn(struct fleet *f, uint64_t now_us) {
     case FLEET_JOINING:
         fleet_check_join(f, now_us);
         break;
+    case FLEET_CANARY:
+        fleet_check_canary(f, now_us);
+        break;
     case FLEET_RESTORING:
         fleet_check_restore(f, now_us);
         break;
@@ -201,7 +204,7 @@ bool fleet_take_lost(struct fleet *f) {
 /* ---- what all ranks are told ------------------------------------------------------------------
  */
 
-static void send_all(struct fleet *f, const struct msg *m, uint64_t now_us) {
+void fleet_send_all(struct fleet *f, const struct msg *m, uint64_t now_us) {
     for (int r = 0; r < f->world; r++) {
         struct worker *w = &f->w[r];
         int rc = wire_send(f->wire, fleet_peer(w, 's'), m);
@@ -222,7 +225,8 @@ void fleet_send(struct fleet *f, struct msg *m, uint64_t now_us) {
         m->step.generation = f->generation;
         fleet_note_step(f, &m->step, now_us);
     }
-    send_all(f, m, now_us);
+    if (m->type == MSG_RESTORE) m->restore.generation = f->generation;
+    fleet_send_all(f, m, now_us);
 }
 
 bool fleet_wants_restore(const struct fleet *f) {
@@ -240,7 +244,7 @@ void fleet_restore(struct fleet *f, struct msg *m, uint64_t now_us) {
         for (int i = 0; i < m->copy.n_runs; i++) f->recovery.pages += m->copy.runs[i].count;
     }
     if (m->type == MSG_RESTORE) m->restore.generation = f->generation;
-    send_all(f, m, now_us);
+    fleet_send_all(f, m, now_us);
 }
 
 void fleet_restore_end(struct fleet *f, uint64_t now_us) {
@@ -255,6 +259,7 @@ void fleet_stop(struct fleet *f, uint64_t now_us) {
     f->n_flight = 0;
     f->broken = true;
     f->want_restore = false;
+    f->canary = FLEET_CANARY_NONE;
     progress_end(&f->progress);
     struct msg *m = f->in;
     f->has_pending = false;
@@ -297,6 +302,34 @@ double fleet_reclaim_seconds(const struct fleet *f, uint64_t *n) {
     return f->reclaim_seconds;
 }
 
+static const char *phase(const struct fleet *f, uint64_t now_us) {
+    static const char *const names[] = {"waiting", "loading",  "joining",  "canary", "copying",
+                                        "ready",   "clearing", "stopping", "failed", "stopped"};
+    if (f->state != FLEET_WAITING) return names[f->state];
+    if (f->gate.verdict == RECLAIM_WAITING) return "reclaiming";
+    return now_us < f->due_us ? "back_off" : names[f->state];
+}
+
+bool fleet_recovers(const struct fleet *f) {
+    return f->recovery.died_us != 0;
+}
+
+void fleet_health(const struct fleet *f, uint64_t now_us, struct engine_status *out) {
+    static const char *const canaries[] = {"none", "asked", "asked", "ok", "failed"};
+    out->phase = phase(f, now_us);
+    out->canary = canaries[f->canary];
+    out->canary_us = f->canary_us;
+    out->canary_token = f->canary_token;
+    for (int r = 0; r < f->world; r++) {
+        out->load_bytes += f->w[r].load_bytes;
+        out->load_total += f->w[r].load_total;
+    }
+    if (f->state == FLEET_LOADING || f->state == FLEET_JOINING)
+        out->load_quiet_us = now_us - f->moved_us;
+    out->load_bound_us = 1000 * (uint64_t)(f->o.load_stall_ms ? f->o.load_stall_ms : LOAD_STALL_MS);
+    fleet_step_health(f, now_us, out);
+}
+
 void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t now_us) {
     for (int r = 0; r < f->world; r++) {
         const struct worker *w = &f->w[r];
@@ -319,8 +352,8 @@ void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t no
 }
 
 void fleet_print(FILE *out, const struct fleet *f) {
-    static const char *const names[] = {"waiting",  "loading",  "joining", "restoring", "ready",
-                                        "clearing", "stopping", "failed",  "stopped"};
+    static const char *const names[] = {"waiting", "loading",  "joining",  "canary", "restoring",
+                                        "ready",   "clearing", "stopping", "failed", "stopped"};
     fprintf(out,
             "fleet state=%s generation=%u in_flight=%d oldest=%" PRIu64 " restarts=%" PRIu64 "\n",
             names[f->state], f->generation, f->n_flight, fleet_oldest_step(f), f->restarts);

@@ -1,11 +1,11 @@
 /* coordinator/fleet.h: the worker processes as one thing that can take a step.
  *
- *                 all LOADED           all JOINED             pages copied
- *   ┌──> LOADING ────────────> JOINING ──────────> RESTORING ──────────────> READY
- *   │       │                     │                    │                       │
+ *             all LOADED        all JOINED        one token        pages copied
+ *   ┌──> LOADING ────────> JOINING ────────> CANARY ────────> RESTORING ─────> READY
+ *   │       │                 │                 │                 │              │
  *   │       │   a death, silence, a step too long, an answer that makes no sense, FAILED:
  *   │       │   kill -9 that rank, ABORT to those in the group
- *   │       └─────────────────────┴─────────┬──────────┴───────────────────────┘
+ *   │       └─────────────────┴─────────────┬───┴─────────────────┴──────────────┘
  *   │ spawn the dead, nobody else           v
  *   └───── WAITING <─────────────────── CLEARING ⟲  a survivor that does not leave the step in time
  *          reclaim gate, back-off           │       is dead too; until every exit and every ABORTED
@@ -41,8 +41,8 @@
 struct fleet;
 
 enum fleet_state {
-    FLEET_WAITING, FLEET_LOADING, FLEET_JOINING, FLEET_RESTORING, FLEET_READY, FLEET_CLEARING,
-    FLEET_STOPPING, FLEET_FAILED, FLEET_STOPPED
+    FLEET_WAITING, FLEET_LOADING, FLEET_JOINING, FLEET_CANARY, FLEET_RESTORING, FLEET_READY,
+    FLEET_CLEARING, FLEET_STOPPING, FLEET_FAILED, FLEET_STOPPED
 };
 
 /* Starts all workers. Of o, strings must outlive the fleet. */
@@ -64,6 +64,11 @@ bool fleet_take_broken(struct fleet *f);
 /* True once after it was found that no rank has the caches any more: slots and pages are gone. */
 bool fleet_take_lost(struct fleet *f);
 
+/* True when the group has joined and must show that it can answer: fleet_canary with the id of a
+ * step. READY, and before it what the newborn are told, follow when its token has come. */
+bool fleet_wants_canary(const struct fleet *f);
+void fleet_canary(struct fleet *f, uint64_t id, uint64_t now_us);
+
 /* True while the newborn wait for what the survivors know: fleet_restore for every COPY, ADMIT and
  * RESTORE, in order, then fleet_restore_end. READY follows when the pages are copied. */
 bool fleet_wants_restore(const struct fleet *f);
@@ -82,8 +87,9 @@ void fleet_answer_done(struct fleet *f, uint64_t now_us);
 /* The answer of `rank` made no sense: it is killed and replaced. */
 void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us);
 
-/* The oldest step in flight, for health: false when there is none. */
-bool fleet_step(const struct fleet *f, uint64_t now_us, struct engine_status *out);
+/* For health: the phase, the canary, how loading gets on, the oldest step in flight. */
+void fleet_health(const struct fleet *f, uint64_t now_us, struct engine_status *out);
+bool fleet_recovers(const struct fleet *f); /* from a death or a slow step, until READY again */
 
 void fleet_stop(struct fleet *f, uint64_t now_us); /* ends in STOPPED */
 void fleet_workers(const struct fleet *f, struct engine_worker *out, uint64_t now_us);

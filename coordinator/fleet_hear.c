@@ -39,7 +39,8 @@ static void hear_hello(struct fleet *f, struct worker *w, const struct msg_hello
 /* Rank `w` has answered step `id`: the next one it owes, or it makes no sense. */
 static struct flight *answered(struct fleet *f, struct worker *w, uint64_t id, uint32_t generation,
                                uint64_t now_us) {
-    if (generation != f->generation || f->state != FLEET_READY) return NULL;
+    if (generation != f->generation) return NULL;
+    if (f->state != FLEET_READY && f->state != FLEET_CANARY) return NULL;
     for (int i = 0; i < f->n_flight; i++) {
         struct flight *s = &f->flight[(f->flight_head + i) % SCHED_DEPTH_MAX];
         if (s->id <= w->answered) continue;
@@ -88,11 +89,13 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
     w->heard_us = now_us;
     switch (m->type) {
     case MSG_PROGRESS:
+        if (w->load_bytes != m->progress.bytes) f->moved_us = now_us;
         w->load_bytes = m->progress.bytes;
         w->load_total = m->progress.total;
         break;
     case MSG_LOADED:
         w->loaded = true;
+        f->moved_us = now_us;
         w->state = WORKER_LOADED;
         w->sizes = m->loaded;
         w->load_bytes = w->load_total;

@@ -88,7 +88,7 @@ void fleet_join_all(struct fleet *f, uint64_t now_us) {
     m->type = MSG_JOIN;
     m->join = (struct msg_join){.generation = ++f->generation,
                                 .world = f->world,
-                                .pages = f->pages,
+                                .pages = f->pages + 1, /* the canary's is the last */
                                 .shm_bytes = shm_bytes};
     if (shm_bytes)
         snprintf(m->join.shm_path, sizeof m->join.shm_path, "/proc/%d/fd/%d", (int)getpid(),
@@ -130,8 +130,8 @@ static void check_joined(struct fleet *f, uint64_t now_us) {
              f->generation, f->pages, f->pages * LIMIT_PAGE_TOKENS);
     f->recovery.joined_us = now_us;
     f->recovery.pages = 0;
-    f->want_restore = f->root >= 0;
-    fleet_enter(f, FLEET_RESTORING, now_us);
+    f->canary = FLEET_CANARY_WANTED;
+    fleet_enter(f, FLEET_CANARY, now_us);
 }
 
 static double ms(uint64_t from_us, uint64_t to_us) {
@@ -147,10 +147,11 @@ static void tell_recovery(struct fleet *f, uint64_t now_us) {
     if (r->died_us)
         log_info("recovered",
                  "ranks=%s by=%s notice_ms=%.1f reclaim_ms=%.1f load_ms=%.1f join_ms=%.1f"
-                 " copy_ms=%.1f pages=%" PRId64 " total_ms=%.1f",
+                 " canary_ms=%.1f copy_ms=%.1f pages=%" PRId64 " total_ms=%.1f",
                  ranks, f->root < 0 ? "replay" : "copy", ms(r->died_us, r->lost_us),
                  ms(r->lost_us, r->spawned_us), ms(r->spawned_us, r->loaded_us),
-                 ms(r->loaded_us, r->joined_us), ms(r->joined_us, now_us), r->pages,
+                 ms(r->loaded_us, r->joined_us), ms(r->joined_us, r->sung_us),
+                 ms(r->sung_us, now_us), r->pages,
                  ms(r->died_us, now_us));
     f->recovery = (struct recovery){0};
 }

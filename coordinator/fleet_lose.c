@@ -44,6 +44,7 @@ static void retire(struct fleet *f) {
     f->broken |= f->n_flight > 0 || f->state == FLEET_READY;
     f->n_flight = 0;
     f->want_restore = false;
+    if (f->canary != FLEET_CANARY_FAILED) f->canary = FLEET_CANARY_NONE;
     progress_end(&f->progress);
 }
 
@@ -94,7 +95,7 @@ static uint64_t abort_bound(const struct fleet *f) {
 
 void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint64_t now_us,
                 const char *fmt, ...) {
-    static const char *const whiles[] = {"waiting",   "loading", "joining",
+    static const char *const whiles[] = {"waiting",   "loading", "joining", "canary",
                                          "restoring", "idle",    "clearing"};
     if (fleet_over(f) || w->lost) return;
     va_list ap;

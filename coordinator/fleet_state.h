@@ -1,6 +1,6 @@
 /* coordinator/fleet_state.h: the inside of a fleet, for the files fleet*.c alone. See fleet.h.
  *
- * Owns: nothing.  Called by: fleet.c, fleet_gate.c, fleet_hear.c, fleet_join.c, fleet_lose.c,
+ * Owns: nothing.  Called by: fleet.c, fleet_canary.c, fleet_gate.c, fleet_hear.c, fleet_join.c, fleet_lose.c,
  * fleet_step.c.
  */
 #ifndef OCTAVO_COORDINATOR_FLEET_STATE_H
@@ -23,6 +23,7 @@
 #define HELLO_BOUND_US  (30 * SECOND_US) /* start to HELLO */
 #define DELAY_MAX_US    (10 * SECOND_US) /* cap of the back-off */
 #define HEALTHY_US      (60 * SECOND_US) /* ready for so long: its back-off starts anew */
+#define LOAD_STALL_MS   30000 /* a load in which nothing moves for so long is told as stalled */
 #define ASLEEP_US       SECOND_US        /* a tick so late means that we were the ones asleep */
 #define RESTARTS_KEPT   64
 
@@ -66,10 +67,16 @@ struct flight { /* a step in flight */
 /* How long what took, from the first death to READY. */
 struct recovery {
     uint64_t died_us; /* 0: none under way */
-    uint64_t lost_us, spawned_us, loaded_us, joined_us;
+    uint64_t lost_us, spawned_us, loaded_us, joined_us, sung_us;
     uint64_t step;  /* the oldest in flight when the group fell apart; 0: none */
     uint32_t ranks; /* bit r: rank r was replaced */
     int64_t pages;  /* copied */
+};
+
+/* How it stands with the canary of the present generation. */
+enum fleet_canary {
+    FLEET_CANARY_NONE, FLEET_CANARY_WANTED, FLEET_CANARY_ASKED, FLEET_CANARY_SUNG,
+    FLEET_CANARY_FAILED
 };
 
 struct fleet {
@@ -84,10 +91,14 @@ struct fleet {
     int root;       /* who has them; -1: nobody */
     bool want_restore;
     uint64_t copies; /* COPY messages sent */
+    enum fleet_canary canary;
+    bool canary_known;    /* a token has been sung since the last failure */
+    int32_t canary_token;
+    uint64_t canary_us;   /* how long it took */
     struct recovery recovery;
     struct worker w[LIMIT_RANKS];
     int world;
-    int64_t pages;
+    int64_t pages; /* for sequences; the ranks hold one more, the canary's */
     int shm_fd; /* -1: none */
     struct flight flight[SCHED_DEPTH_MAX];
     int flight_head, n_flight;
@@ -95,6 +106,7 @@ struct fleet {
     bool has_pending; /* `in` holds a message that was read to look */
     struct wire_peer pending_from;
     struct progress progress;
+    uint64_t moved_us; /* when loading last got on */
     bool broken, lost;
     double us_per_work;        /* measured; 0: not yet */
     int stalls;                /* steps in a row that were too slow with nobody stuck */
@@ -113,6 +125,7 @@ struct fleet {
 
 /* fleet.c */
 void fleet_enter(struct fleet *f, enum fleet_state state, uint64_t now_us);
+void fleet_send_all(struct fleet *f, const struct msg *m, uint64_t now_us);
 
 /* fleet_lose.c: one rank is given up; the fleet is. Both say why once. */
 void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint64_t now_us,
@@ -131,6 +144,7 @@ void fleet_spawn_lost(struct fleet *f, uint64_t now_us);
 /* fleet_step.c: a step is on its way; how long it may take. */
 void fleet_note_step(struct fleet *f, const struct msg_step *m, uint64_t now_us);
 uint64_t fleet_step_bound_us(const struct fleet *f, double work);
+void fleet_step_health(const struct fleet *f, uint64_t now_us, struct engine_status *out);
 uint64_t fleet_oldest_step(const struct fleet *f); /* 0: none in flight */
 void fleet_check_step(struct fleet *f, uint64_t now_us);
 
@@ -154,6 +168,7 @@ bool fleet_gate_passed(struct fleet *f, uint64_t now_us);
 /* fleet_join.c: all are LOADED; some are JOINED; pages are copied. */
 void fleet_join_all(struct fleet *f, uint64_t now_us);
 void fleet_check_join(struct fleet *f, uint64_t now_us);
+void fleet_check_canary(struct fleet *f, uint64_t now_us); /* fleet_canary.c */
 void fleet_check_restore(struct fleet *f, uint64_t now_us);
 
 /* fleet_hear.c: reads until nothing is left. */

@@ -30,14 +30,16 @@ uint64_t fleet_oldest_step(const struct fleet *f) {
     return f->n_flight ? f->flight[f->flight_head].id : 0;
 }
 
-bool fleet_step(const struct fleet *f, uint64_t now_us, struct engine_status *out) {
-    if (!f->n_flight) return false;
+void fleet_step_health(const struct fleet *f, uint64_t now_us, struct engine_status *out) {
+    for (int r = 0; r < f->world; r++)
+        if (f->w[r].last_step)
+            out->last_step_us = MIN(out->last_step_us, now_us - f->w[r].last_step_us);
+    if (!f->n_flight) return;
     const struct flight *s = &f->flight[f->flight_head];
     out->step = s->id;
     out->step_rows = s->rows;
     out->step_age_us = now_us - s->begun_us;
     out->step_bound_us = s->due_us - s->begun_us;
-    return true;
 }
 
 uint64_t fleet_step_bound_us(const struct fleet *f, double work) {

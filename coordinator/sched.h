@@ -85,6 +85,7 @@ void sched_end_all(struct sched *s, enum engine_finish reason, const char *error
 int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan);
 void sched_admit(const struct sched *s, int slot, struct msg_admit *out);
 int sched_in_flight(const struct sched *s);
+uint64_t sched_take_id(struct sched *s); /* for a step that is not the scheduler's: its id */
 bool sched_idle(const struct sched *s); /* no request at all */
 
 /* The oldest step in flight was answered by all ranks. ERR_STATE: not that step (an old answer,
@@ -113,6 +114,7 @@ const struct sched_event *sched_events(const struct sched *s, int *n);
 void sched_events_clear(struct sched *s);
 
 int sched_retry_after_s(const struct sched *s);
+void sched_prefill(const struct sched *s, struct engine_prefill *out);
 void sched_counts(const struct sched *s, struct sched_counts *out);
 void sched_print(FILE *f, const struct sched *s);
 

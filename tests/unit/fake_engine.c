@@ -140,14 +140,10 @@ static int fake_living(const struct engine *e) {
     return n;
 }
 
-const char *engine_state_name(enum engine_state s) {
-    static const char *const names[] = {"loading", "ready", "recovering", "draining", "failed"};
-    return names[s];
-}
-
 void engine_status(const struct engine *e, struct engine_status *out) {
     *out = (struct engine_status){.state = e->state, .n_workers = 2, .running = fake_living(e)};
     out->pages_total = 3;
+    out->phase = out->canary = "ok";
     if (e->step_age_us) {
         out->step = 10, out->step_rows = 512;
         out->step_age_us = e->step_age_us, out->step_bound_us = 1000000;

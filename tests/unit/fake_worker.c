@@ -13,6 +13,10 @@
  *   uncopy  dies when it is told to COPY     unabort dies when it is told to ABORT
  *   build, protocol  says HELLO with another one
  *   stay    does not follow STOP
+ *   unsing  dies at the canary               hush    does not answer the canary
+ *   mute    has no token for the canary      off     has another one
+ *   noload  beats, but never is LOADED
+ * The canary, which slot generation 0 tells, is not counted as a step.
  *
  * Owns: its slots.  Called by: fleet.c through test_fleet.c and test_engine.c.
  * Fails how: exit code 1.
@@ -89,9 +93,12 @@ static int32_t sample(const struct slot *s) {
 
 static void run_step(const struct msg_step *s) {
     if (s->generation != generation) return;
-    n_steps++;
+    bool canary = s->entries[0].slot_generation == 0;
+    n_steps += !canary;
     if (slow) return;
-    if (o.at == n_steps) {
+    if (canary && fault("unsing")) raise(SIGKILL);
+    if (canary && fault("hush")) return;
+    if (o.at == n_steps && !canary) {
         if (fault("die")) raise(SIGKILL);
         if (fault("stop")) raise(SIGSTOP);
         if (fault("device")) fail_with(EXIT_DEVICE, "the device fell off the bus");
@@ -112,6 +119,8 @@ static void run_step(const struct msg_step *s) {
         if (q->tokens[q->n - 1] < 0) fail_with(EXIT_FAILED, "nothing was sampled here");
         if (!e->samples) continue;
         q->last = sample(q);
+        if (canary && fault("mute")) q->last = -1;
+        if (canary && fault("off")) q->last++;
         out.tokens.tokens[out.tokens.n++] =
             (struct msg_token){.slot = e->slot,
                                .slot_generation = e->slot_generation,
@@ -119,7 +128,7 @@ static void run_step(const struct msg_step *s) {
                                .token = q->last,
                                .logprob = -1};
     }
-    if (fault("lie") && o.at == n_steps) out.tokens.tokens[0].slot ^= 1;
+    if (fault("lie") && o.at == n_steps && !canary) out.tokens.tokens[0].slot ^= 1;
     if (o.rank == 0) {
         say(steps, MSG_TOKENS);
         return;
@@ -230,6 +239,7 @@ static void parse(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "--build")) return puts(log_build()) < 0;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     parse(argc, argv);
     if (getppid() != o.parent_pid) return EXIT_FAILED;
@@ -252,6 +262,11 @@ int main(int argc, char **argv) {
     if (fault("unload")) raise(SIGKILL);
     out.progress = (struct msg_progress){50, 100};
     say(control, MSG_PROGRESS);
+    while (fault("noload")) {
+        out.beat = (struct msg_beat){.state = WORKER_LOADING};
+        say(control, MSG_BEAT);
+        poll(NULL, 0, MSG_BEAT_MS);
+    }
     out.loaded = (struct msg_loaded){
         .page_bytes = 1000, .free_bytes = 1 << 30, .shm_bytes = o.world > 1 ? 4096 : 0};
     say(control, MSG_LOADED);

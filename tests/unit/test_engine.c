@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -45,7 +46,7 @@ struct world {
     int readies;
     char why[256];
     int64_t pids[LIMIT_RANKS];
-    int restarts[LIMIT_RANKS];
+    int restarts[LIMIT_RANKS], by_canary[LIMIT_RANKS];
 };
 
 static uint64_t mix(uint64_t h, uint64_t x) {
@@ -69,6 +70,7 @@ static void note_pids(struct world *w) {
     for (int i = 0; i < s.n_workers; i++) {
         w->pids[i] = s.workers[i].pid;
         w->restarts[i] = s.workers[i].restarts;
+        w->by_canary[i] = s.workers[i].restarts_by[CAUSE_CANARY];
     }
 }
 
@@ -144,11 +146,29 @@ static struct req *submit(struct world *w, int n_prompt, int max_tokens) {
     return r;
 }
 
-static struct world *start(int tp, const char *fault) {
-    static char worker[600];
+static char worker[600];
+
+/* 0: the worker is there and of this build, else every test would wait for what cannot come. */
+static int find_worker(void **state) {
+    UNUSED(state);
     const char *build = getenv("OCTAVO_BUILD_ROOT");
+    char command[700], found[64] = "no program that says its build";
+    if (!build) {
+        fprintf(stderr, "test_engine: OCTAVO_BUILD_ROOT: expected the build's folder, found nothing\n");
+        return -1;
+    }
+    snprintf(worker, sizeof worker, "%.500s/tests_unit_fake_worker", build);
+    snprintf(command, sizeof command, "'%s' --build", worker);
+    FILE *f = access(worker, X_OK) == 0 ? popen(command, "re") : NULL;
+    if (f && fgets(found, sizeof found, f)) found[strcspn(found, "\n")] = 0;
+    if (f) pclose(f);
+    if (!strcmp(found, log_build())) return 0;
+    fprintf(stderr, "test_engine: %s: expected build %s, found %s\n", worker, log_build(), found);
+    return -1;
+}
+
+static struct world *start(int tp, const char *fault) {
     static const int32_t eog = EOG;
-    snprintf(worker, sizeof worker, "%s/tests_unit_fake_worker", build ? build : "build");
     setenv("FAKE_FAULT", fault, 1);
     struct world *w = calloc(1, sizeof *w);
     assert_non_null(w);
@@ -280,6 +300,77 @@ static void a_rank_that_dies_costs_no_token(void **state) {
     }
 }
 
+/* Nobody is READY before a token has come through every rank, and it is the same each time. */
+static void no_canary_no_ready(void **state) {
+    UNUSED(state);
+    static const struct {
+        const char *faults;
+        int restarts[3], by_canary;
+    } cases[] = {{"unsing 1 1 0", {0, 1, 0}, 0},
+                 {"mute 0 1 0", {1, 1, 1}, 1},
+                 {"die 2 1 9,off 0 1 0", {0, 0, 1}, 0}, /* the same wrong one each time */
+                 {"die 0 1 9,off 0 2 0", {2, 1, 1}, 1}}; /* the successor sings another one */
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
+        struct world *w = start(3, cases[c].faults);
+        go(w);
+        for (int i = 0; i < 9; i++) submit(w, 3 + 9 * i, 30);
+        turn(w);
+        expect_complete(w, 30);
+        for (int r = 0; r < 3; r++) {
+            assert_int_equal(w->restarts[r], cases[c].restarts[r]);
+            assert_int_equal(w->by_canary[r], cases[c].by_canary);
+        }
+        end(w);
+    }
+}
+
+/* A rank that does not answer it is found, named, and health says that the canary failed. */
+static void a_canary_that_is_not_answered_is_a_state_of_its_own(void **state) {
+    UNUSED(state);
+    struct world *w = start(2, "mute 0 0 0");
+    static struct engine_status s;
+    bool failed = false;
+    w->o.restarts_max = 2;
+    w->stop_when_idle = false;
+    go(w);
+    struct req *r = submit(w, 5, 30);
+    while (w->fatal_code < 0) {
+        uv_run(&w->loop, UV_RUN_ONCE);
+        engine_status(w->e, &s);
+        assert_int_not_equal(s.state, ENGINE_READY);
+        if (strcmp(s.canary, "failed") || s.state != ENGINE_RECOVERING) continue;
+        failed = true;
+        assert_non_null(strstr(s.why, "no finite logit"));
+    }
+    assert_true(failed);
+    turn(w);
+    assert_int_equal(w->readies, 0);
+    assert_int_equal(w->fatal_code, EXIT_FAILED);
+    assert_non_null(strstr(w->why, "canary: expected a token, found no finite logit"));
+    assert_int_equal(r->reason, ENGINE_ERROR);
+    end(w);
+}
+
+/* Beats go on and nothing else does: that is told, long before the load's own bound. */
+static void a_load_in_which_nothing_moves_is_told(void **state) {
+    UNUSED(state);
+    struct world *w = start(2, "noload 1 0 0");
+    static struct engine_status s;
+    w->o.load_stall_ms = 300;
+    go(w);
+    do {
+        uv_run(&w->loop, UV_RUN_ONCE);
+        engine_status(w->e, &s);
+    } while (s.load_quiet_us <= s.load_bound_us);
+    assert_int_equal(s.state, ENGINE_LOADING);
+    assert_int_equal(s.load_bound_us, 300000);
+    assert_string_equal(s.phase, "loading");
+    assert_string_equal(s.canary, "none");
+    stop(w, true);
+    turn(w);
+    end(w);
+}
+
 static void when_nobody_has_the_caches_all_is_computed_again(void **state) {
     UNUSED(state);
     for (int depth = 1; depth <= 2; depth++) {
@@ -404,6 +495,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streams_are_complete_and_nothing_is_left),
         cmocka_unit_test(a_rank_that_dies_costs_no_token),
+        cmocka_unit_test(no_canary_no_ready),
+        cmocka_unit_test(a_canary_that_is_not_answered_is_a_state_of_its_own),
+        cmocka_unit_test(a_load_in_which_nothing_moves_is_told),
         cmocka_unit_test(when_nobody_has_the_caches_all_is_computed_again),
         cmocka_unit_test(a_wrong_set_up_is_not_tried_again),
         cmocka_unit_test(too_many_restarts_end_the_engine_with_code_1),
@@ -412,5 +506,5 @@ int main(void) {
         cmocka_unit_test(asked_to_stop_now_it_cancels_and_leaves_nobody),
         cmocka_unit_test(a_missing_program_is_one_sentence),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, find_worker, NULL);
 }
