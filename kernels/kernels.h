@@ -50,6 +50,7 @@ extern "C" {
 #define K_TOP_MAX    20   /* alternatives reported per sampled token */
 #define K_BIAS_MAX   1024 /* logit_bias entries per slot */
 #define K_TOKEN_LAST (-1) /* in kbatch.token: feed what this slot sampled last */
+#define K_MARKS      16   /* marks that may stand in the queue of one context */
 
 typedef void *dptr; /* device memory */
 
@@ -325,6 +326,12 @@ struct kdevice_info {
     uint64_t total_bytes, free_bytes;
 };
 
+/* What a step asks of the context beside its scratch, as measure_end found. */
+struct kneeds {
+    size_t work_bytes;  /* of the context's own workspace */
+    size_t graph_bytes; /* about so much device memory if it is kept as a graph */
+};
+
 struct kernels {
     const char *name; /* "cpu", "cuda" */
 
@@ -340,6 +347,21 @@ struct kernels {
     void (*get)(struct kctx *, void *dst, const void *src, size_t bytes);
     void (*zero)(struct kctx *, dptr dst, size_t bytes);
     void (*sync)(struct kctx *);
+
+    /* Host memory that the device reads and writes by itself (pinned); NULL when refused. put from it
+     * and get_later into it return at once: the memory is in use until a mark set after them has
+     * passed. Where the host is the device, ordinary memory and ordinary copies. */
+    void *(*host_alloc)(struct kctx *, size_t bytes);
+    void (*host_free)(struct kctx *, void *);
+    void (*get_later)(struct kctx *, void *dst, const void *src, size_t bytes);
+
+    /* Marks 0 .. K_MARKS - 1: mark sets one behind all that is queued, passed tells whether the
+     * device is through with that, wait returns when it is. span_us: device time between two that
+     * have passed; 0 where there is no such clock. */
+    void (*mark)(struct kctx *, int which);
+    bool (*passed)(struct kctx *, int which);
+    void (*wait)(struct kctx *, int which);
+    float (*span_us)(struct kctx *, int from, int to);
 
     /* sizes, for counting before allocating */
     size_t (*mat_bytes)(int type, int64_t count, int64_t rows, int64_t cols);
@@ -361,9 +383,18 @@ struct kernels {
 
     /* Steps as graphs; NULL where there is no such thing. graph_begin: true, the graph `key` was
      * replayed, nothing more to do; false, capture has begun (or is not worth it): run the
-     * operations, then graph_end. */
+     * operations, then graph_end. graph_prepare: true, capture has begun: run the operations, then
+     * graph_end, which keeps the graph and runs nothing; false, `key` is known or one too many. */
     bool (*graph_begin)(struct kctx *, uint64_t key);
+    bool (*graph_prepare)(struct kctx *, uint64_t key);
     void (*graph_end)(struct kctx *, uint64_t key);
+
+    /* What would a step need? Operations between the two are looked at and not run, so their
+     * pointers need not be valid. work_reserve then takes the workspace, for good; false: refused.
+     * NULL with the graphs. */
+    void (*measure_begin)(struct kctx *);
+    void (*measure_end)(struct kctx *, struct kneeds *out);
+    bool (*work_reserve)(struct kctx *, size_t bytes);
 
     /* operations */
     void (*feed)(struct kctx *, const struct kop_feed *);

@@ -45,10 +45,11 @@ enum msg_type {
     MSG_TYPES
 };
 
-/* Worker states, as health shows them. RECLAIMING and DEAD are the coordinator's knowledge. */
+/* Worker states, as health shows them. RECLAIMING and DEAD are the coordinator's knowledge; a rank
+ * is CAPTURING, its step graphs, between JOIN and JOINED. */
 enum worker_state {
     WORKER_SPAWNED, WORKER_LOADING, WORKER_LOADED, WORKER_READY, WORKER_STEPPING, WORKER_DRAINING,
-    WORKER_DEAD, WORKER_RECLAIMING,
+    WORKER_DEAD, WORKER_RECLAIMING, WORKER_CAPTURING,
     WORKER_STATES
 };
 const char *worker_state_name(enum worker_state s);

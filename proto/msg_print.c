@@ -14,6 +14,7 @@ const char *worker_state_name(enum worker_state s) {
         [WORKER_LOADED] = "loaded",     [WORKER_READY] = "ready",
         [WORKER_STEPPING] = "stepping", [WORKER_DRAINING] = "draining",
         [WORKER_DEAD] = "dead",         [WORKER_RECLAIMING] = "reclaiming",
+        [WORKER_CAPTURING] = "capturing",
     };
     return (unsigned)s < WORKER_STATES ? names[s] : "?";
 }

@@ -35,7 +35,7 @@ struct coll_maker {
 static void drop_graphs(void *user) {
     struct kctx *ctx = (struct kctx *)user;
     for (int i = 0; i < ctx->n_graphs; i++) CU(cudaGraphExecDestroy(ctx->graphs[i].exec));
-    ctx->n_graphs = 0;
+    ctx->n_graphs = ctx->n_prepared = 0;
 }
 
 static bool wants(const struct coll_maker *m, const char *name) {

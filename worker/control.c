@@ -48,6 +48,9 @@ struct control {
     uint64_t last_step_at_us;
     uint64_t step_began_us; /* 0: none is under way */
     int step_rows;
+    int graphs; /* captured by the last JOIN that captured any */
+    uint64_t graph_bytes;
+    double graph_seconds;
     uint32_t generation;    /* of the newest communicator */
     char last_error[512];
     uint64_t stop_by_us; /* 0: no STOP yet */
@@ -162,6 +165,9 @@ static void turn_probe(struct control *c) {
     s.generation = c->generation;
     s.last_step_at_us = c->last_step_at_us;
     s.step_began_us = c->step_began_us;
+    s.graphs = c->graphs;
+    s.graph_bytes = c->graph_bytes;
+    s.graph_seconds = c->graph_seconds;
     s.step_bound_us = (uint64_t)c->o.step_limit_s * 1000000 *
                       (uint64_t)(ROWS_PER_SPAN + c->step_rows) / ROWS_PER_SPAN;
     memcpy(last_error, c->last_error, sizeof last_error);
@@ -368,6 +374,14 @@ void control_set_memory(struct control *c, uint64_t used_bytes, uint64_t free_by
     pthread_mutex_lock(&c->mutex);
     c->beat.memory_used_bytes = used_bytes;
     c->beat.memory_free_bytes = free_bytes;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void control_set_graphs(struct control *c, int graphs, uint64_t bytes, double seconds) {
+    pthread_mutex_lock(&c->mutex);
+    c->graphs = graphs;
+    c->graph_bytes = bytes;
+    c->graph_seconds = seconds;
     pthread_mutex_unlock(&c->mutex);
 }
 

@@ -65,6 +65,7 @@ void control_set_coll(struct control *c, struct coll *coll);
 /* What the beats say. */
 void control_set_state(struct control *c, enum worker_state state);
 void control_set_memory(struct control *c, uint64_t used_bytes, uint64_t free_bytes);
+void control_set_graphs(struct control *c, int graphs, uint64_t bytes, double seconds);
 void control_step_begin(struct control *c, int rows); /* until control_step_done or _left */
 void control_step_left(struct control *c);            /* without having completed it */
 void control_step_done(struct control *c, uint64_t step_id);

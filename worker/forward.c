@@ -15,7 +15,7 @@
  * the step. It must not change a bit of a row that has fewer than K positions; kernels.h promises
  * that attending to everything spelled out equals attending to everything.
  */
-#include "worker/model.h"
+#include "worker/graphs.h"
 
 static void dump_rows(const struct dump *d, const char *name, int layer, const float *x, int rows,
                       int width) {
@@ -25,14 +25,6 @@ static void dump_rows(const struct dump *d, const char *name, int layer, const f
 static void dump_ids(const struct dump *d, const char *name, int layer, const int32_t *x, int rows,
                      int width) {
     if (d && d->ids) d->ids(d->user, name, layer, x, rows, width);
-}
-
-/* A graph replays fixed launches, so the context it was captured for is a bound that few values
- * share: the next power of two. */
-static int context_bound(int max_context) {
-    int bound = K_PAGE;
-    while (bound < max_context) bound *= 2;
-    return bound;
 }
 
 /* clang-format off: operations read better as one sentence than as a column of fields */
@@ -66,22 +58,18 @@ static void feed_forward(const struct model *m, const struct layer *b) {
         .y = s->y, .scratch = s->op, .first = b->first});
 }
 
-int forward(struct model *m, struct coll *coll, const struct dump *dump) {
+static int operations(struct model *m, struct coll *coll, const struct dump *dump) {
     /* token path 8/9: one pass over all rows of the step, from token ids to sampled tokens. */
     const struct kernels *k = m->k;
     const struct kdims *d = &m->hp.dims;
     const struct scratch *s = &m->s;
     struct kctx *c = m->ctx;
-    const bool graphs = k->graph_begin && coll->ops->in_graphs && !dump;
-    if (graphs) m->batch.max_context = context_bound(m->batch.max_context);
     const struct kbatch *batch = &m->batch;
     const struct kseqs *seqs = &m->seqs;
     const int T = batch->n_rows, S = batch->n_out, H = d->n_heads;
     const int64_t D = d->d_model, Q = d->r_q, N = d->d_nope, P = d->d_rope, R = d->r_kv, V = d->d_v;
     const int64_t I = d->ix_heads, J = d->ix_dim, W = m->output.rows;
     const bool sparse = batch->max_context > d->ix_topk;
-    const uint64_t key = (uint64_t)T | (uint64_t)S << 16 | (uint64_t)batch->max_context << 32;
-    if (graphs && k->graph_begin(c, key)) return OK;
 
     k->feed(c, &(struct kop_feed){batch, seqs});
     k->angles(c, &(struct kop_angles){batch, m->rope_freq, s->angles, (int)P / 2}); /* [T, P/2, 2] */
@@ -160,6 +148,52 @@ int forward(struct model *m, struct coll *coll, const struct dump *dump) {
             .token = s->token, .logprob = s->logprob,
             .top_token = s->top_token, .top_logprob = s->top_logprob, .scratch = s->op});
     }
-    if (graphs) k->graph_end(c, key);
+    return OK;
+}
+
+/* clang-format on */
+
+/* ---- as graphs --------------------------------------------------------------------------- */
+
+static uint64_t graph_key(const struct kbatch *b) {
+    return (uint64_t)b->n_rows | (uint64_t)b->n_out << 16 | (uint64_t)b->max_context << 32;
+}
+
+bool forward_in_graphs(const struct model *m, const struct coll *coll, const struct dump *dump) {
+    return m->k->graph_begin && coll->ops->in_graphs && !dump;
+}
+
+int forward(struct model *m, struct coll *coll, const struct dump *dump) {
+    const bool graphs = forward_in_graphs(m, coll, dump);
+    if (graphs) m->batch.max_context = graphs_tier(m, m->batch.max_context);
+    const uint64_t key = graph_key(&m->batch);
+    if (graphs && m->k->graph_begin(m->ctx, key)) return OK;
+    TRY(operations(m, coll, dump));
+    if (graphs) m->k->graph_end(m->ctx, key);
+    return OK;
+}
+
+static void set_shape(struct model *m, int rows, int outs, int context) {
+    m->batch.n_rows = rows;
+    m->batch.n_out = outs;
+    m->batch.max_context = context;
+}
+
+int forward_prepare(struct model *m, struct coll *coll, int rows, int context, bool *kept) {
+    set_shape(m, rows, rows, context);
+    const uint64_t key = graph_key(&m->batch);
+    *kept = m->k->graph_prepare(m->ctx, key);
+    if (!*kept) return OK;
+    TRY(operations(m, coll, NULL));
+    m->k->graph_end(m->ctx, key);
+    return OK;
+}
+
+int forward_measure(struct model *m, struct coll *coll, int rows, int outs, int context,
+                    struct kneeds *out) {
+    set_shape(m, rows, outs, context);
+    m->k->measure_begin(m->ctx);
+    TRY(operations(m, coll, NULL));
+    m->k->measure_end(m->ctx, out);
     return OK;
 }

@@ -7,13 +7,16 @@
  * Tested by: tests/unit/test_load.c, tests/unit/test_worker.c, tests/kernels/test_model.c
  *
  * The same layout function counts scratch (no base) and points into it (base given), so that the
- * two cannot disagree; the weights' plan is made once, printed, allocated, and then filled.
+ * two cannot disagree; the weights' plan is made once, printed, allocated, and then filled. What
+ * the steps ask of the device beside that, workspace and graphs, is measured on a model whose
+ * pointers lead nowhere, before the plan is printed.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/log.h"
 #include "worker/cut.h"
+#include "worker/graphs.h"
 #include "worker/shard.h"
 
 struct loader {
@@ -182,6 +185,11 @@ void model_print_plan(FILE *f, const struct model *m) {
     fprintf(f, "  %-16s %8s %12.2f  %d rows, %d samples, %d slots, context %d\n", "scratch", "",
             (double)m->scratch_bytes / mib, m->max_rows, m->max_outs, m->seqs.max_slots,
             m->max_context);
+    if (m->work_bytes || m->graph_bytes) {
+        fprintf(f, "  %-16s %8s %12.2f\n", "workspace", "", (double)m->work_bytes / mib);
+        fprintf(f, "  %-16s %8d %12.2f  set aside; captured when the ranks join\n", "step graphs",
+                m->n_graphs, (double)m->graph_bytes / mib);
+    }
     fprintf(f, "  %-16s %8s %12.2f  %d positions; allocated when the ranks join\n",
             "one cache page", "", (double)m->page_bytes / mib, K_PAGE);
 }
@@ -216,24 +224,50 @@ static int allocate(struct model *m, enum model_arena which, uint64_t bytes, con
                    what, (unsigned long long)bytes, (unsigned long long)info.free_bytes);
 }
 
-static int allocate_planned(struct loader *l, struct err_text *err) {
+/* Everything at its place in the arenas. */
+static void point_planned(struct loader *l) {
     struct model *m = l->m;
-    m->layers = calloc((size_t)m->hp.n_layers, sizeof *m->layers);
-    if (!m->layers)
-        return err_set(err, ERR_NOMEM, "plan: expected memory for the layers' table, found none");
-    TRY(allocate(m, ARENA_WEIGHTS, m->weight_bytes, "weights", err));
-    TRY(allocate(m, ARENA_SCRATCH, m->scratch_bytes, "scratch", err));
-    m->k->zero(m->ctx, m->arena[ARENA_SCRATCH], m->scratch_bytes);
     struct taker point = {.base = m->arena[ARENA_SCRATCH]};
     layout_scratch(m, &point);
     assert(point.bytes == m->scratch_bytes);
-    m->k->put(m->ctx, m->rope_freq, m->hp.rope_freq,
-              (size_t)m->hp.dims.d_rope / 2 * sizeof *m->rope_freq);
+    for (int i = 0; i < l->plan.n_items; i++) point_item(m, &l->plan.items[i]);
+}
+
+static int make_layers(struct model *m, struct err_text *err) {
+    m->layers = calloc((size_t)m->hp.n_layers, sizeof *m->layers);
+    if (!m->layers)
+        return err_set(err, ERR_NOMEM, "plan: expected memory for the layers' table, found none");
     for (int i = 0; i < m->hp.n_layers; i++) {
         m->layers[i].has_index = m->hp.index_full[i];
         m->layers[i].dense = i < m->hp.n_dense;
     }
-    for (int i = 0; i < l->plan.n_items; i++) point_item(m, &l->plan.items[i]);
+    return OK;
+}
+
+/* With arenas at an address that nobody will read. */
+static int measure_steps(struct loader *l, struct err_text *err) {
+    struct model *m = l->m;
+    m->arena[ARENA_WEIGHTS] = m->arena[ARENA_SCRATCH] = (void *)(uintptr_t)ARENA_ALIGN;
+    point_planned(l);
+    for (int i = 0; i < m->hp.n_layers; i++)
+        m->layers[i].cache = (struct kcache){m->arena[ARENA_SCRATCH], m->arena[ARENA_SCRATCH]};
+    int rc = graphs_measure(m, err);
+    m->arena[ARENA_WEIGHTS] = m->arena[ARENA_SCRATCH] = NULL;
+    for (int i = 0; i < m->hp.n_layers; i++) m->layers[i].cache = (struct kcache){NULL, NULL};
+    return rc;
+}
+
+static int allocate_planned(struct loader *l, struct err_text *err) {
+    struct model *m = l->m;
+    TRY(allocate(m, ARENA_WEIGHTS, m->weight_bytes, "weights", err));
+    TRY(allocate(m, ARENA_SCRATCH, m->scratch_bytes, "scratch", err));
+    if (m->work_bytes && !m->k->work_reserve(m->ctx, m->work_bytes))
+        return err_set(err, ERR_NOMEM, "workspace: expected %llu bytes of device memory, found less",
+                       (unsigned long long)m->work_bytes);
+    m->k->zero(m->ctx, m->arena[ARENA_SCRATCH], m->scratch_bytes);
+    point_planned(l);
+    m->k->put(m->ctx, m->rope_freq, m->hp.rope_freq,
+              (size_t)m->hp.dims.d_rope / 2 * sizeof *m->rope_freq);
     return OK;
 }
 
@@ -275,6 +309,8 @@ int model_load(struct model *m, const struct gguf *g, const struct model_options
     int rc = tensors_each(&m->hp, g, plan_visit, &l, err);
     m->hp.dims.n_heads = (int)heads;
     if (rc == OK) rc = plan_sizes(m, o, err);
+    if (rc == OK) rc = make_layers(m, err);
+    if (rc == OK && m->k->measure_begin) rc = measure_steps(&l, err);
     if (rc == OK && o->print_plan) model_print_plan(stderr, m);
     if (rc == OK) rc = allocate_planned(&l, err);
     if (rc == OK) rc = fill_weights(&l, g, o, progress, err);

@@ -23,6 +23,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,10 +37,12 @@
 #include "worker/control.h"
 #include "worker/copy.h"
 #include "worker/dump.h"
+#include "worker/graphs.h"
 #include "worker/process.h"
 #include "worker/step.h"
 
-#define WAIT_MS 1000 /* longest sleep between two looks at the sockets */
+#define WAIT_MS 1000  /* longest sleep between two looks at the sockets */
+#define LOOK_NS 20000 /* with a step in flight: between two looks at it */
 
 struct options {
     int64_t rank, world, device_index, context, max_slots, max_rows, incarnation, parent_pid,
@@ -60,6 +63,7 @@ struct worker {
     struct wire *steps;
     struct msg *in, *out; /* large, reused */
     bool loaded;
+    int rows_behind;      /* of the step queued last, when another is in flight before it */
     bool aborted; /* the communicator is of no use until the next JOIN */
     bool stopping;
 };
@@ -277,6 +281,12 @@ static uint64_t free_bytes(struct worker *w) {
 }
 
 static void report_memory(struct worker *w) {
+/* The step graphs come after the caches, so their memory is kept free of them. */
+static uint64_t free_for_caches(struct worker *w) {
+    uint64_t bytes = free_bytes(w);
+    return bytes - MIN(bytes, w->model.graph_bytes);
+}
+
     const struct model *m = &w->model;
     control_set_memory(w->control,
                        m->weight_bytes + m->scratch_bytes + m->page_bytes * (uint64_t)m->n_pages,
@@ -327,7 +337,7 @@ static int load(struct worker *w, struct err_text *err) {
                      .loaded = {.weight_bytes = m->weight_bytes,
                                 .scratch_bytes = m->scratch_bytes,
                                 .page_bytes = m->page_bytes,
-                                .free_bytes = free_bytes(w),
+                                .free_bytes = free_for_caches(w),
                                 .shm_bytes = coll_shm_bytes(m->world, message_bytes(m)),
                                 .seconds = (double)(now_us() - start) / 1e6}};
     w->loaded = true;
@@ -369,6 +379,25 @@ static void close_coll(struct worker *w) {
 }
 
 static int join(struct worker *w, const struct msg_join *j, struct err_text *err) {
+static bool has_notes(void *user) {
+    const struct worker *w = user;
+    struct pollfd fd = {.fd = control_fd(w->control), .events = POLLIN};
+    return poll(&fd, 1, 0) > 0;
+}
+
+/* ERR_ABORTED: left unfinished, since there is news. */
+static int capture(struct worker *w) {
+    struct graphs_report r;
+    if (!forward_in_graphs(&w->model, w->coll, NULL)) return OK;
+    control_set_state(w->control, WORKER_CAPTURING);
+    TRY(graphs_capture(&w->model, w->coll, has_notes, w, &r));
+    if (r.made == 0) return OK; /* those of before still hold */
+    control_set_graphs(w->control, r.made, r.bytes, r.seconds);
+    log_info("captured", "graphs=%d bytes=%llu set_aside_bytes=%llu seconds=%.2f", r.made,
+             (unsigned long long)r.bytes, (unsigned long long)w->model.graph_bytes, r.seconds);
+    return OK;
+}
+
     struct model *m = &w->model;
     if (j->world != m->world)
         return err_set(err, ERR_FORMAT, "join: expected a group of %d, found %d", m->world,
@@ -382,9 +411,10 @@ static int join(struct worker *w, const struct msg_join *j, struct err_text *err
     int rc = open_coll(w, j, err);
     if (rc == ERR_ABORTED) return OK; /* ABORT is on its way to us */
     TRY(rc);
-    w->aborted = false;
     control_set_coll(w->control, w->coll);
     report_memory(w);
+    if (capture(w) == ERR_ABORTED) return OK;
+    w->aborted = false;
     control_set_state(w->control, WORKER_READY);
     control_post(w->control, &(struct note){.type = MSG_JOINED, .generation = {j->generation}});
     log_info("joined", "generation=%u collective=%s pages=%lld", j->generation, w->coll->ops->name,
@@ -402,26 +432,6 @@ static void hear_abort(struct worker *w, uint32_t generation) {
     }
     control_post(w->control, &(struct note){.type = MSG_ABORTED, .generation = {generation}});
     log_info("aborted", "generation=%u", generation);
-}
-
-static int take_notes(struct worker *w, struct err_text *err) {
-    struct note n = {0};
-    while (!w->stopping && control_next(w->control, &n)) {
-        switch (n.type) {
-        case MSG_JOIN:
-            TRY(join(w, &n.join, err));
-            break;
-        case MSG_ABORT:
-            hear_abort(w, n.generation.generation);
-            break;
-        case MSG_STOP:
-            w->stopping = true;
-            break;
-        default:
-            assert(!"not a note for the step thread");
-        }
-    }
-    return OK;
 }
 
 static int answer(struct worker *w, struct err_text *err) {
@@ -445,6 +455,61 @@ static int answer_step(struct worker *w, uint64_t wait_us, struct err_text *err)
 }
 
 /* Said under a generation that is over, or not yet joined. */
+/* ERR_ABORTED: what was in flight is gone, and the next JOIN is waited for. */
+static void leave_steps(struct worker *w) {
+    control_step_left(w->control);
+    w->aborted = true;
+}
+
+static int finish_step(struct worker *w, struct err_text *err) {
+    w->out->type = MSG_TOKENS;
+    int rc = stepper_collect(w->stepper, w->coll, &w->out->tokens);
+    if (rc == ERR_ABORTED) {
+        leave_steps(w);
+        return OK;
+    }
+    TRY(rc);
+    const struct step_times t = stepper_times(w->stepper);
+    const uint64_t wait_us = w->coll->wait_us;
+    w->coll->wait_us = 0;
+    log_debug("step", "id=%llu us=%llu device_us=%.1f gap_us=%.1f ahead=%d wait_us=%llu",
+              (unsigned long long)w->out->tokens.step_id,
+              (unsigned long long)w->out->tokens.step_us, (double)t.device_us, (double)t.gap_us,
+              t.ahead, (unsigned long long)wait_us);
+    control_step_done(w->control, w->out->tokens.step_id);
+    if (stepper_in_flight(w->stepper))
+        control_step_begin(w->control, w->rows_behind);
+    else
+        control_set_state(w->control, WORKER_READY);
+    return answer_step(w, wait_us, err);
+}
+
+static int finish_steps(struct worker *w, struct err_text *err) {
+    while (stepper_in_flight(w->stepper)) TRY(finish_step(w, err));
+    return OK;
+}
+
+static int take_notes(struct worker *w, struct err_text *err) {
+    struct note n = {0};
+    while (!w->stopping && control_next(w->control, &n)) {
+        TRY(finish_steps(w, err));
+        switch (n.type) {
+        case MSG_JOIN:
+            TRY(join(w, &n.join, err));
+            break;
+        case MSG_ABORT:
+            hear_abort(w, n.generation.generation);
+            break;
+        case MSG_STOP:
+            w->stopping = true;
+            break;
+        default:
+            assert(!"not a note for the step thread");
+        }
+    }
+    return OK;
+}
+
 static bool is_late(const struct worker *w, uint32_t generation) {
     return !w->coll || w->aborted || generation != w->coll->generation;
 }
@@ -465,24 +530,23 @@ static int run_copy(struct worker *w, const struct msg_copy *c, struct err_text 
 }
 
 static int run_step(struct worker *w, const struct msg_step *s, struct err_text *err) {
+/* Queued behind the one in flight where the device works by itself; its answer comes when it is
+ * done. Elsewhere the work is done by now, and waiting for the next message would only delay it. */
     if (is_late(w, s->generation)) {
         log_debug("step_dropped", "step=%llu generation=%u", (unsigned long long)s->id,
                   s->generation);
         return OK;
     }
-    w->coll->wait_us = 0;
-    w->out->type = MSG_TOKENS;
-    control_step_begin(w->control, s->n_tokens + s->n_entries);
-    int rc = stepper_run(w->stepper, w->coll, s, &w->out->tokens, dumper_hook(w->dumper), err);
+    const struct dump *dump = dumper_hook(w->dumper);
+    w->rows_behind = s->n_tokens + s->n_entries;
+    if (!stepper_in_flight(w->stepper)) control_step_begin(w->control, w->rows_behind);
+    int rc = stepper_submit(w->stepper, w->coll, s, dump, err);
     if (rc == ERR_ABORTED) {
-        control_step_left(w->control);
-        w->aborted = true;
+        leave_steps(w);
         return OK;
     }
     TRY(rc);
-    control_step_done(w->control, s->id);
-    control_set_state(w->control, WORKER_READY);
-    return answer_step(w, w->coll->wait_us, err);
+    return forward_in_graphs(&w->model, w->coll, dump) ? OK : finish_step(w, err);
 }
 
 static int hear_step_socket(struct worker *w, struct err_text *err) {
@@ -499,8 +563,10 @@ static int hear_step_socket(struct worker *w, struct err_text *err) {
         return w->model.n_pages ? stepper_admit(w->stepper, &w->in->admit, err) : OK;
     case MSG_COPY:
         return run_copy(w, &w->in->copy, err);
+        TRY(finish_steps(w, err));
     case MSG_RESTORE:
         return is_late(w, w->in->restore.generation)
+        TRY(finish_steps(w, err));
                    ? OK
                    : stepper_restore(w->stepper, &w->in->restore, err);
     case MSG_STEP:
@@ -513,16 +579,26 @@ static int hear_step_socket(struct worker *w, struct err_text *err) {
 }
 
 /* Until STOP (OK) or an error. */
+/* With a step in flight there is no descriptor that tells of its end, so it is looked at. */
+static void wait_for_news(struct worker *w) {
+    const bool full = stepper_in_flight(w->stepper) == STEPPER_DEPTH;
+    struct pollfd fds[] = {{.fd = control_fd(w->control), .events = POLLIN},
+                           {.fd = wire_fd(w->steps), .events = POLLIN}};
+    const struct timespec look = {.tv_nsec = LOOK_NS}, sleep = {.tv_sec = WAIT_MS / 1000};
+    ppoll(fds, full ? 1 : 2, stepper_in_flight(w->stepper) ? &look : &sleep, NULL);
+}
+
 static int serve(struct worker *w, struct err_text *err) {
     for (;;) {
         TRY(take_notes(w, err));
         if (w->stopping) return OK;
-        int rc = hear_step_socket(w, err);
-        if (rc == OK) continue;
-        if (rc != ERR_AGAIN) return rc;
-        struct pollfd fds[] = {{.fd = wire_fd(w->steps), .events = POLLIN},
-                               {.fd = control_fd(w->control), .events = POLLIN}};
-        poll(fds, ARRAY_LEN(fds), WAIT_MS);
+        if (stepper_is_done(w->stepper)) {
+            TRY(finish_step(w, err));
+            continue;
+        }
+        int rc = stepper_in_flight(w->stepper) < STEPPER_DEPTH ? hear_step_socket(w, err) : ERR_AGAIN;
+        if (rc == ERR_AGAIN) wait_for_news(w);
+        else TRY(rc);
     }
 }
 
@@ -547,6 +623,7 @@ static int run(struct worker *w, struct err_text *err) {
                      (struct wire_peer){(int32_t)o->rank, (uint32_t)o->incarnation, 's'}, err));
     TRY(load(w, err));
     return serve(w, err);
+    prctl(PR_SET_TIMERSLACK, 1000); /* or the short looks of wait_for_news are long ones */
 }
 
 /* What keeps a worker from loading, or does not fit, will do so next time too. */

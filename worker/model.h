@@ -93,6 +93,10 @@ struct model {
     int max_rows, max_outs, max_context;
     int64_t n_pages;
     uint64_t weight_bytes, scratch_bytes, page_bytes;
+    uint64_t work_bytes;     /* workspace of the device's context; 0: it has none */
+    uint64_t graph_bytes;    /* set aside for the step graphs that are captured at the start */
+    int n_graphs;            /* how many those are */
+    bool pad_rows;           /* fill steps up to a bucket of rows even where no graph is used */
     uint64_t group_bytes[PLAN_GROUPS]; /* weight_bytes by kind */
     int group_tensors[PLAN_GROUPS];
     void *arena[MODEL_ARENAS]; /* allocated once each */
@@ -143,5 +147,16 @@ struct dump {
     void *user;
 };
 int forward(struct model *m, struct coll *coll, const struct dump *dump);
+
+/* Whether forward makes, or replays, a graph of the step. */
+bool forward_in_graphs(const struct model *m, const struct coll *coll, const struct dump *dump);
+
+/* Captures a step of `rows` rows, all sampled, without running it; context is a tier (graphs.h).
+ * *kept: a graph was made; false: it is known, or there is no room for more. */
+int forward_prepare(struct model *m, struct coll *coll, int rows, int context, bool *kept);
+
+/* What such a step needs of the device. Runs nothing, so that the model's pointers may be any. */
+int forward_measure(struct model *m, struct coll *coll, int rows, int outs, int context,
+                    struct kneeds *out);
 
 #endif

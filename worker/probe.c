@@ -187,6 +187,8 @@ static void put_status(struct text *t, const struct probe_status *s, uint64_t no
     put(t, ",\"generation\":%u,\"last_step\":%" PRIu64, s->generation, b->last_step);
     put_age(t, "age_ms", s->last_step_at_us, now_us);
     put_age(t, "step_ms", s->step_began_us, now_us);
+    put(t, ",\"graphs\":%d,\"graph_bytes\":%" PRIu64 ",\"graph_seconds\":%.3f", s->graphs, s->graph_bytes,
+        s->graph_seconds);
     put(t, ",\"load_bytes\":%" PRIu64 ",\"load_total\":%" PRIu64 ",\"memory_used_bytes\":%" PRIu64
         ",\"memory_free_bytes\":%" PRIu64 ",\"last_error\":",
         b->load_bytes, b->load_total, b->memory_used_bytes, b->memory_free_bytes);

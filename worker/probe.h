@@ -44,6 +44,9 @@ struct probe_status {
     uint64_t step_bound_us;   /* how long it may take; 0: no bound */
     uint64_t last_step_at_us; /* 0: none yet */
     const char *last_error;   /* "": none */
+    int graphs;               /* steps kept as graphs at the start, */
+    uint64_t graph_bytes;     /* the device memory they took, */
+    double graph_seconds;     /* and the time */
 };
 
 int probe_open(struct probe **out, const struct probe_options *o, struct err_text *err);

@@ -9,14 +9,25 @@
  *
  * Two passes: first every index of the message is checked against the mirrors, then the mirrors and
  * the device change. A message is refused whole or obeyed whole. Positions are what a sequence has
- * been fed so far; they advance when the step is done, so that an aborted step can be fed again.
+ * been fed so far; they advance when a step is queued, since the next may be checked and queued
+ * before it is done, and go back when it was in vain, so that an aborted step can be fed again.
+ *
+ * Everything that the device reads or writes for a step while the host goes on stands in that
+ * step's own flight: two of them are in use, and the third keeps the marks of the one before.
  */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "worker/graphs.h"
 #include "worker/step.h"
 
+#define FLIGHTS (STEPPER_DEPTH + 1)
+
+/* Marks of a flight: around its operations, and when its results have arrived. */
+enum { MARK_BEFORE, MARK_BEHIND, MARK_DONE, MARKS };
+
+static_assert(MARKS * FLIGHTS <= K_MARKS, "each flight has its own");
 static_assert(K_PAGE == LIMIT_PAGE_TOKENS && K_TOP_MAX == LIMIT_TOP_LOGPROBS &&
                   K_BIAS_MAX == LIMIT_BIAS,
               "messages and kernels must agree");
@@ -34,53 +45,99 @@ struct slot {
     uint64_t in_step; /* serial of the last step that names it */
 };
 
+/* A slot named by a step, and its mirror before. */
+struct changed {
+    int32_t slot;
+    struct slot before;
+};
+
+/* A sample's place in the answer. */
+struct sampled {
+    int32_t slot, pos, n_top;
+    uint32_t slot_generation;
+};
+
+/* A step between submit and collect. */
+struct flight {
+    uint64_t id, start_us;
+    uint32_t generation;
+    int n_changed, n_out;
+    bool tops;  /* somebody asked for alternatives */
+    bool ahead; /* another was in flight when it was queued */
+    struct changed changed[LIMIT_STEP_ENTRIES];
+    struct sampled *outs;            /* [max_outs] */
+    void *host;                      /* what the device reads and writes: */
+    int32_t *token, *pos, *row_slot; /* [max_rows] */
+    int32_t *out_row;                /* [max_outs] */
+    int32_t *pages;                  /* [LIMIT_STEP_PAGES] */
+    int32_t *got_token, *got_top;    /* [max_outs], [max_outs, K_TOP_MAX] */
+    float *got_logprob, *got_top_logprob;
+};
+
 struct stepper {
     struct model *m;
     struct slot *slots;
     uint64_t serial;
-    int32_t *token, *pos, *row_slot; /* [max_rows] */
-    int32_t *out_row;                /* [max_outs] */
-    int32_t *out_entry, *out_pos;    /* [max_outs] */
-    int32_t *got_token, *got_top;    /* [max_outs], [max_outs, K_TOP_MAX] */
-    float *got_logprob, *got_top_logprob;
+    struct flight flights[FLIGHTS];
+    unsigned submitted, collected; /* how many; modulo FLIGHTS the flight */
+    uint64_t collected_us;
+    struct step_times times;
     struct ksampling sampling;
     uint16_t *counts; /* [vocab] of one slot, on their way to and from the device */
     int32_t top_logprobs[LIMIT_SLOTS];
 };
 
+static int flight_init(struct flight *f, const struct model *m) {
+    size_t T = (size_t)m->max_rows, S = (size_t)m->max_outs;
+    f->outs = calloc(S, sizeof *f->outs);
+    size_t words = 3 * T + S + LIMIT_STEP_PAGES + 2 * (1 + K_TOP_MAX) * S;
+    f->host = m->k->host_alloc(m->ctx, words * sizeof(int32_t));
+    if (!f->outs || !f->host) return ERR_NOMEM;
+    f->token = f->host;
+    f->pos = f->token + T;
+    f->row_slot = f->pos + T;
+    f->out_row = f->row_slot + T;
+    f->pages = f->out_row + S;
+    f->got_token = f->pages + LIMIT_STEP_PAGES;
+    f->got_top = f->got_token + S;
+    f->got_logprob = (float *)(f->got_top + K_TOP_MAX * S);
+    f->got_top_logprob = f->got_logprob + S;
+    return OK;
+}
+
 int stepper_new(struct stepper **out, struct model *m) {
     struct stepper *st = calloc(1, sizeof *st);
     if (!st) return ERR_NOMEM;
-    size_t T = (size_t)m->max_rows, S = (size_t)m->max_outs;
     st->m = m;
     st->slots = calloc((size_t)m->seqs.max_slots, sizeof *st->slots);
-    st->token = calloc(3 * T, sizeof *st->token);
-    st->out_row = calloc((4 + K_TOP_MAX) * S, sizeof *st->out_row);
-    st->got_logprob = calloc((1 + K_TOP_MAX) * S, sizeof *st->got_logprob);
     st->counts = calloc((size_t)m->seqs.vocab, sizeof *st->counts);
-    if (!st->slots || !st->token || !st->out_row || !st->got_logprob || !st->counts) {
+    int rc = st->slots && st->counts ? OK : ERR_NOMEM;
+    for (int i = 0; rc == OK && i < FLIGHTS; i++) rc = flight_init(&st->flights[i], m);
+    if (rc < 0) {
         stepper_free(st);
-        return ERR_NOMEM;
+        return rc;
     }
-    st->pos = st->token + T;
-    st->row_slot = st->pos + T;
-    st->out_entry = st->out_row + S;
-    st->out_pos = st->out_entry + S;
-    st->got_token = st->out_pos + S;
-    st->got_top = st->got_token + S;
-    st->got_top_logprob = st->got_logprob + S;
     *out = st;
     return OK;
 }
 
 void stepper_free(struct stepper *st) {
     if (!st) return;
+    for (int i = 0; i < FLIGHTS; i++) {
+        if (st->flights[i].host) st->m->k->host_free(st->m->ctx, st->flights[i].host);
+        free(st->flights[i].outs);
+    }
     free(st->slots);
-    free(st->token);
-    free(st->out_row);
-    free(st->got_logprob);
     free(st->counts);
     free(st);
+}
+
+int stepper_in_flight(const struct stepper *st) {
+    return (int)(st->submitted - st->collected);
+}
+
+static int mark_of(unsigned number, int which) {
+    return MARKS * (int)(number % FLIGHTS) + which;
 }
 
 void stepper_forget(struct stepper *st) {
@@ -275,13 +332,13 @@ static int check_restore(struct stepper *st, const struct msg_step *s, struct er
 
 /* ---- running a step ---------------------------------------------------------------------- */
 
-static void pages_to_device(struct stepper *st, const struct msg_step *s,
-                            const struct msg_entry *e) {
+/* pages: the message's, or a copy that outlives it. */
+static void pages_to_device(struct stepper *st, const int32_t *pages, const struct msg_entry *e) {
     struct model *m = st->m;
     struct slot *slot = &st->slots[e->slot];
     if (e->n_pages == 0) return;
     int32_t *row = m->seqs.page_table + (size_t)e->slot * (size_t)m->seqs.max_pages;
-    m->k->put(m->ctx, row + e->page_first, s->pages + e->page_at, (size_t)e->n_pages * sizeof *row);
+    m->k->put(m->ctx, row + e->page_first, pages + e->page_at, (size_t)e->n_pages * sizeof *row);
     slot->n_pages = MAX(slot->n_pages, e->page_first + e->n_pages);
 }
 
@@ -311,7 +368,7 @@ int stepper_restore(struct stepper *st, const struct msg_step *s, struct err_tex
     for (int i = 0; i < s->n_entries; i++) {
         const struct msg_entry *e = &s->entries[i];
         struct slot *slot = &st->slots[e->slot];
-        pages_to_device(st, s, e);
+        pages_to_device(st, s->pages, e);
         if (slot->penalties) count(st, e, s->tokens + e->token_at);
         slot->fed = e->pos + e->count;
         slot->fed_any = true;
@@ -325,80 +382,86 @@ static int32_t last_token(const struct slot *slot) {
     return slot->last_broken ? 0 : K_TOKEN_LAST;
 }
 
+static void add_out(struct stepper *st, struct flight *f, const struct msg_entry *e, int row,
+                    int32_t pos) {
+    struct sampled *o = &f->outs[f->n_out];
+    *o = (struct sampled){.slot = e->slot,
+                          .pos = pos,
+                          .n_top = st->top_logprobs[e->slot],
+                          .slot_generation = e->slot_generation};
+    f->tops |= o->n_top > 0;
+    f->out_row[f->n_out++] = row;
+}
+
 /* Lays the entries out as rows, in their order, and their samples as outs. */
-static void build_batch(struct stepper *st, const struct msg_step *s) {
+static void build_batch(struct stepper *st, struct flight *f, const struct msg_step *s) {
     struct kbatch *b = &st->m->batch;
-    b->n_rows = b->n_out = b->max_context = 0;
+    b->n_rows = b->max_context = 0;
+    f->n_out = 0;
+    f->tops = false;
+    memcpy(f->pages, s->pages, (size_t)s->n_pages * sizeof *f->pages);
     for (int i = 0; i < s->n_entries; i++) {
         const struct msg_entry *e = &s->entries[i];
-        pages_to_device(st, s, e);
+        f->changed[i] = (struct changed){e->slot, st->slots[e->slot]};
+        pages_to_device(st, f->pages, e);
         for (int j = 0; j < e->count; j++) {
             int row = b->n_rows++;
-            st->token[row] =
+            f->token[row] =
                 e->token_at >= 0 ? s->tokens[e->token_at + j] : last_token(&st->slots[e->slot]);
-            st->pos[row] = e->pos + j;
-            st->row_slot[row] = e->slot;
-            if (j < e->count - e->samples) continue;
-            st->out_row[b->n_out] = row;
-            st->out_entry[b->n_out] = i;
-            st->out_pos[b->n_out++] = e->pos + j + 1;
+            f->pos[row] = e->pos + j;
+            f->row_slot[row] = e->slot;
+            if (j >= e->count - e->samples) add_out(st, f, e, row, e->pos + j + 1);
         }
         b->max_context = MAX(b->max_context, e->pos + e->count);
     }
+    f->n_changed = s->n_entries;
+    b->n_out = f->n_out;
 }
 
-static void batch_to_device(struct stepper *st) {
+/* Fills the batch up to a bucket with rows of no slot. */
+static void pad_batch(struct stepper *st, struct flight *f) {
+    struct kbatch *b = &st->m->batch;
+    int rows = graphs_padded(st->m, b->n_rows);
+    if (!graphs_bucket(b->n_rows) || rows > st->m->max_outs) return;
+    for (; b->n_rows < rows; b->n_rows++) {
+        f->token[b->n_rows] = f->pos[b->n_rows] = 0;
+        f->row_slot[b->n_rows] = -1;
+    }
+    while (b->n_out < rows) f->out_row[b->n_out++] = -1;
+}
+
+static void batch_to_device(struct stepper *st, const struct flight *f) {
     struct model *m = st->m;
     size_t rows = (size_t)m->batch.n_rows * sizeof(int32_t),
            outs = (size_t)m->batch.n_out * sizeof(int32_t);
-    m->k->put(m->ctx, m->batch.token, st->token, rows);
-    m->k->put(m->ctx, m->batch.pos, st->pos, rows);
-    m->k->put(m->ctx, m->batch.slot, st->row_slot, rows);
-    if (outs) m->k->put(m->ctx, m->batch.out_row, st->out_row, outs);
+    m->k->put(m->ctx, m->batch.token, f->token, rows);
+    m->k->put(m->ctx, m->batch.pos, f->pos, rows);
+    m->k->put(m->ctx, m->batch.slot, f->row_slot, rows);
+    if (outs) m->k->put(m->ctx, m->batch.out_row, f->out_row, outs);
 }
 
-static void results_from_device(struct stepper *st, const struct msg_step *s,
-                                struct msg_tokens *out) {
-    struct model *m = st->m;
-    size_t S = (size_t)m->batch.n_out;
-    if (S > 0) {
-        m->k->get(m->ctx, st->got_token, m->s.token, S * sizeof *st->got_token);
-        m->k->get(m->ctx, st->got_logprob, m->s.logprob, S * sizeof *st->got_logprob);
-        m->k->get(m->ctx, st->got_top, m->s.top_token, S * K_TOP_MAX * sizeof *st->got_top);
-        m->k->get(m->ctx, st->got_top_logprob, m->s.top_logprob,
-                  S * K_TOP_MAX * sizeof *st->got_top_logprob);
-    } else {
-        m->k->sync(m->ctx);
-    }
-    out->n = (int32_t)S;
-    for (size_t i = 0; i < S; i++) {
-        const struct msg_entry *e = &s->entries[st->out_entry[i]];
-        struct msg_token *t = &out->tokens[i];
-        *t = (struct msg_token){
-            .slot = e->slot,
-            .slot_generation = e->slot_generation,
-            .pos = st->out_pos[i],
-            .token = st->got_token[i],
-            .logprob = st->got_logprob[i],
-            .n_top = st->top_logprobs[e->slot],
-        };
-        memcpy(t->top_token, st->got_top + i * K_TOP_MAX, (size_t)t->n_top * sizeof *t->top_token);
-        memcpy(t->top_logprob, st->got_top_logprob + i * K_TOP_MAX,
-               (size_t)t->n_top * sizeof *t->top_logprob);
-    }
+static void results_from_device(struct stepper *st, struct flight *f) {
+    const struct model *m = st->m;
+    const struct scratch *d = &m->s;
+    size_t S = (size_t)f->n_out, tops = S * K_TOP_MAX;
+    if (S == 0) return;
+    m->k->get_later(m->ctx, f->got_token, d->token, S * sizeof *f->got_token);
+    m->k->get_later(m->ctx, f->got_logprob, d->logprob, S * sizeof *f->got_logprob);
+    if (!f->tops) return;
+    m->k->get_later(m->ctx, f->got_top, d->top_token, tops * sizeof *f->got_top);
+    m->k->get_later(m->ctx, f->got_top_logprob, d->top_logprob, tops * sizeof *f->got_top_logprob);
 }
 
-/* What the slots have seen. */
-static void commit(struct stepper *st, const struct msg_step *s) {
+/* What the slots have seen, once the step is done. */
+static void advance(struct stepper *st, const struct flight *f, const struct msg_step *s) {
     for (int i = 0; i < s->n_entries; i++) {
         struct slot *slot = &st->slots[s->entries[i].slot];
         slot->fed = s->entries[i].pos + s->entries[i].count;
         slot->fed_any = true;
     }
-    for (int i = 0; i < st->m->batch.n_out; i++) {
-        struct slot *slot = &st->slots[s->entries[st->out_entry[i]].slot];
-        slot->sampled = true;
-        slot->last_broken = st->got_token[i] < 0;
+    for (int i = 0; i < f->n_out; i++) {
+        st->slots[f->outs[i].slot].sampled = true;
+        st->slots[f->outs[i].slot].last_broken = false; /* collect knows better */
     }
 }
 
@@ -408,18 +471,116 @@ static uint64_t now_us(void) {
     return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
+int stepper_submit(struct stepper *st, struct coll *coll, const struct msg_step *s,
+                   const struct dump *dump, struct err_text *err) {
+    struct model *m = st->m;
+    struct flight *f = &st->flights[st->submitted % FLIGHTS];
+    assert(stepper_in_flight(st) < STEPPER_DEPTH);
+    f->start_us = now_us();
+    TRY(check_step(st, s, err));
+    f->id = s->id;
+    f->generation = s->generation;
+    f->ahead = stepper_in_flight(st) > 0;
+    build_batch(st, f, s);
+    if (m->pad_rows || forward_in_graphs(m, coll, dump)) pad_batch(st, f);
+    batch_to_device(st, f);
+    m->k->mark(m->ctx, mark_of(st->submitted, MARK_BEFORE));
+    int rc = forward(m, coll, dump);
+    m->k->mark(m->ctx, mark_of(st->submitted, MARK_BEHIND));
+    results_from_device(st, f);
+    m->k->mark(m->ctx, mark_of(st->submitted, MARK_DONE));
+    advance(st, f, s);
+    st->submitted++;
+    if (rc < 0) stepper_drop(st);
+    return rc;
+}
+
+static void answer(const struct flight *f, struct msg_tokens *out) {
+    out->step_id = f->id;
+    out->generation = f->generation;
+    out->n = f->n_out;
+    for (int i = 0; i < f->n_out; i++) {
+        const struct sampled *o = &f->outs[i];
+        struct msg_token *t = &out->tokens[i];
+        *t = (struct msg_token){
+            .slot = o->slot,
+            .slot_generation = o->slot_generation,
+            .pos = o->pos,
+            .token = f->got_token[i],
+            .logprob = f->got_logprob[i],
+            .n_top = o->n_top,
+        };
+        memcpy(t->top_token, f->got_top + i * K_TOP_MAX, (size_t)t->n_top * sizeof *t->top_token);
+        memcpy(t->top_logprob, f->got_top_logprob + i * K_TOP_MAX,
+               (size_t)t->n_top * sizeof *t->top_logprob);
+    }
+}
+
+/* The slot still belongs to whom the step was for. */
+static struct slot *slot_of(struct stepper *st, int32_t slot, uint32_t generation) {
+    struct slot *s = &st->slots[slot];
+    return s->admitted && s->generation == generation ? s : NULL;
+}
+
+static void note_times(struct stepper *st) {
+    const struct model *m = st->m;
+    unsigned now = st->collected, before = now - 1;
+    st->times.ahead = st->flights[now % FLIGHTS].ahead;
+    st->times.device_us =
+        m->k->span_us(m->ctx, mark_of(now, MARK_BEFORE), mark_of(now, MARK_BEHIND));
+    st->times.gap_us =
+        now ? m->k->span_us(m->ctx, mark_of(before, MARK_BEHIND), mark_of(now, MARK_BEFORE)) : 0;
+}
+
+int stepper_collect(struct stepper *st, struct coll *coll, struct msg_tokens *out) {
+    struct flight *f = &st->flights[st->collected % FLIGHTS];
+    assert(stepper_in_flight(st) > 0);
+    st->m->k->wait(st->m->ctx, mark_of(st->collected, MARK_DONE));
+    int rc = coll_check(coll);
+    if (rc < 0) {
+        stepper_drop(st);
+        return rc;
+    }
+    answer(f, out);
+    for (int i = 0; i < f->n_out; i++) {
+        struct slot *slot = slot_of(st, f->outs[i].slot, f->outs[i].slot_generation);
+        if (slot && f->got_token[i] < 0) slot->last_broken = true;
+    }
+    note_times(st);
+    st->collected++;
+    uint64_t now = now_us();
+    out->step_us = now - MAX(f->start_us, st->collected_us);
+    st->collected_us = now;
+    return OK;
+}
+
+bool stepper_is_done(const struct stepper *st) {
+    return stepper_in_flight(st) > 0 &&
+           st->m->k->passed(st->m->ctx, mark_of(st->collected, MARK_DONE));
+}
+
+struct step_times stepper_times(const struct stepper *st) {
+    return st->times;
+}
+
+/* Newest first, so that each finds what it changed. */
+void stepper_drop(struct stepper *st) {
+    st->m->k->sync(st->m->ctx); /* before its memory is used again */
+    for (; st->submitted != st->collected; st->submitted--) {
+        const struct flight *f = &st->flights[(st->submitted - 1) % FLIGHTS];
+        for (int i = 0; i < f->n_changed; i++) {
+            const struct changed *c = &f->changed[i];
+            struct slot *slot = slot_of(st, c->slot, c->before.generation);
+            int32_t pages = slot ? slot->n_pages : 0; /* the device's table keeps them */
+            if (slot) *slot = c->before;
+            if (slot) slot->n_pages = pages;
+        }
+    }
+}
+
 int stepper_run(struct stepper *st, struct coll *coll, const struct msg_step *s,
                 struct msg_tokens *out, const struct dump *dump, struct err_text *err) {
-    uint64_t start = now_us();
-    TRY(check_step(st, s, err));
-    build_batch(st, s);
-    batch_to_device(st);
-    TRY(forward(st->m, coll, dump));
-    out->step_id = s->id;
-    out->generation = s->generation;
-    results_from_device(st, s, out);
-    TRY(coll_check(coll));
-    commit(st, s);
-    out->step_us = now_us() - start;
-    return OK;
+    assert(stepper_in_flight(st) == 0);
+    TRY(stepper_submit(st, coll, s, dump, err));
+    return stepper_collect(st, coll, out);
 }

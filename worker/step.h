@@ -27,8 +27,30 @@ int stepper_admit(struct stepper *st, const struct msg_admit *a, struct err_text
  * is. ERR_FORMAT with a sentence. */
 int stepper_restore(struct stepper *st, const struct msg_step *s, struct err_text *err);
 
-/* STEP: runs it; *out is filled on every rank (rank 0 sends it, the others send DONE).
- * OK, ERR_ABORTED, or ERR_FORMAT with a sentence. */
+/* STEP, in two halves, so that the next one can be queued before the last is read: on a device,
+ * sampled tokens stay where the next step finds them, and nothing waits in between.
+ * submit: OK, ERR_ABORTED, or ERR_FORMAT with a sentence; at most STEPPER_DEPTH may be in flight.
+ * collect: waits for the oldest and fills *out (rank 0 sends it, the others send DONE). OK, or
+ * ERR_ABORTED: that one and all behind it were in vain, and the slots are where they were before. */
+#define STEPPER_DEPTH 2
+
+int stepper_submit(struct stepper *st, struct coll *coll, const struct msg_step *s,
+                   const struct dump *dump, struct err_text *err);
+int stepper_collect(struct stepper *st, struct coll *coll, struct msg_tokens *out);
+
+int stepper_in_flight(const struct stepper *st);
+bool stepper_is_done(const struct stepper *st); /* collect would not wait */
+void stepper_drop(struct stepper *st);          /* what is in flight, as after an abort */
+
+/* Of the step collected last. Zero where the device has no clock. */
+struct step_times {
+    float device_us; /* from its first operation to its last */
+    float gap_us;    /* from the end of the step before to its start */
+    bool ahead;      /* it was queued before that one had been collected */
+};
+struct step_times stepper_times(const struct stepper *st);
+
+/* Both halves. */
 int stepper_run(struct stepper *st, struct coll *coll, const struct msg_step *s,
                 struct msg_tokens *out, const struct dump *dump, struct err_text *err);
 

@@ -16,6 +16,8 @@
 
 #include "kernels/cpu/cpu.h"
 
+#define HOST_ALIGN 4096 /* of host memory: a page */
+
 int cpu_isa_list(const struct cpu_isa *out[3]) {
     int n = 0;
 #ifdef CPU_HAVE_X86
@@ -101,6 +103,29 @@ static void cpu_sync(struct kctx *c) {
     (void)c;
 }
 
+static void *cpu_host_alloc(struct kctx *c, size_t bytes) {
+    (void)c;
+    if (bytes > SIZE_MAX - HOST_ALIGN) return NULL;
+    return aligned_alloc(HOST_ALIGN, bytes == 0 ? HOST_ALIGN
+                                                : (bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN);
+}
+
+/* Everything queued has been done when the call that queued it returned. */
+static void cpu_mark(struct kctx *c, int which) {
+    (void)c;
+    assert(which >= 0 && which < K_MARKS);
+}
+
+static bool cpu_passed(struct kctx *c, int which) {
+    cpu_mark(c, which);
+    return true;
+}
+
+static float cpu_span_us(struct kctx *c, int from, int to) {
+    (void)c, (void)from, (void)to;
+    return 0;
+}
+
 static size_t cpu_mat_bytes(int type, int64_t count, int64_t rows, int64_t cols) {
     return (size_t)count * (size_t)rows * (size_t)ktype_row_bytes(type, cols);
 }
@@ -148,6 +173,13 @@ const struct kernels *kernels_table(void) {
         .get = cpu_get,
         .zero = cpu_zero,
         .sync = cpu_sync,
+        .host_alloc = cpu_host_alloc,
+        .host_free = cpu_free,
+        .get_later = cpu_get,
+        .mark = cpu_mark,
+        .passed = cpu_passed,
+        .wait = cpu_mark,
+        .span_us = cpu_span_us,
         .mat_bytes = cpu_mat_bytes,
         .latent_bytes = cpu_latent_bytes,
         .index_bytes = cpu_index_bytes,

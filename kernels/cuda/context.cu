@@ -4,7 +4,8 @@
  * Called by: worker/ through kernels_table().
  * Fails how: open returns NULL with a sentence; alloc returns NULL; any other CUDA error prints
  * expression, file and line and ends the process with status 1.
- * Limits: GRAPHS_MAX captured graphs, further keys run uncaptured.  Tested by: tests/gpu/check_ops.c
+ * Limits: GRAPHS_MAX captured graphs, GRAPHS_LATER of them not prepared at the start; further keys
+ * run uncaptured.  Tested by: tests/gpu/check_ops.c
  *
  * open looks for a kernel image before anything else is done with the device: a build for another
  * generation of cards is the likeliest mistake, and it should be told before weights are read.
@@ -33,6 +34,10 @@ static __global__ void probe_kernel(int *x) { *x = 1; }
 
 /* A workspace that has become too small is kept until close: captured graphs point at it. */
 void *cuda_work(struct kctx *c, size_t bytes) {
+    if (c->measuring) {
+        if (bytes > c->work_need) c->work_need = bytes;
+        return c->work;
+    }
     if (bytes > c->work_bytes) {
         CU_REQUIRE(!c->capturing && c->n_outgrown < OUTGROWN_MAX);
         c->outgrown[c->n_outgrown++] = c->work;
@@ -73,6 +78,7 @@ static bool set_up(struct kctx *c, int device, char *err, size_t err_bytes) {
     c->work_bytes = WORK_BYTES;
     e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess) e = cudaMalloc(&c->work, c->work_bytes);
+    for (int i = 0; i < K_MARKS && e == cudaSuccess; i++) e = cudaEventCreate(&c->marks[i]);
     if (e != cudaSuccess) {
         snprintf(err, err_bytes, "cuda: device %d (%s): expected a stream and %zu bytes, found: %s",
                  device, c->prop.name, c->work_bytes, cudaGetErrorString(e));
@@ -103,6 +109,7 @@ static void cuda_close(struct kctx *c) {
     if (!c) return;
     CU(cudaStreamSynchronize(c->stream));
     for (int i = 0; i < c->n_graphs; i++) CU(cudaGraphExecDestroy(c->graphs[i].exec));
+    for (int i = 0; i < K_MARKS; i++) CU(cudaEventDestroy(c->marks[i]));
     for (int i = 0; i < c->n_outgrown; i++) CU(cudaFree(c->outgrown[i]));
     CU(cudaFree(c->work));
     CU(cudaFree(c->stage));
@@ -161,6 +168,46 @@ static void cuda_zero(struct kctx *c, dptr dst, size_t bytes) {
 
 static void cuda_sync(struct kctx *c) { CU(cudaStreamSynchronize(c->stream)); }
 
+/* Written and read by the device at the full rate of the bus. */
+static void *cuda_host_alloc(struct kctx *c, size_t bytes) {
+    void *p = NULL;
+    (void)c;
+    if (cudaHostAlloc(&p, bytes ? bytes : 256, cudaHostAllocDefault) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    return p;
+}
+
+static void cuda_host_free(struct kctx *c, void *p) {
+    CU(cudaStreamSynchronize(c->stream));
+    CU(cudaFreeHost(p));
+}
+
+static void cuda_get_later(struct kctx *c, void *dst, const void *src, size_t bytes) {
+    if (bytes) CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, c->stream));
+}
+
+static void cuda_mark(struct kctx *c, int which) {
+    CU(cudaEventRecord(c->marks[which], c->stream));
+}
+
+static bool cuda_passed(struct kctx *c, int which) {
+    cudaError_t e = cudaEventQuery(c->marks[which]);
+    if (e != cudaErrorNotReady) CU(e);
+    return e == cudaSuccess;
+}
+
+static void cuda_wait(struct kctx *c, int which) {
+    CU(cudaEventSynchronize(c->marks[which]));
+}
+
+static float cuda_span_us(struct kctx *c, int from, int to) {
+    float ms = 0;
+    CU(cudaEventElapsedTime(&ms, c->marks[from], c->marks[to]));
+    return 1e3f * ms;
+}
+
 static size_t cuda_latent_bytes(const struct kdims *d) {
     return (size_t)(d->r_kv + d->d_rope) * (cuda_cache_f32() ? 4 : 2);
 }
@@ -179,36 +226,102 @@ static size_t cuda_scratch_bytes(const struct kdims *d, const struct kbounds *b)
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
-/* A key is captured when it comes the second time: a prompt's odd length is not worth a graph, and
- * the first run has sized the workspace and loaded the kernels. */
+static int graph_of(const struct kctx *c, uint64_t key) {
+    int i = 0;
+    while (i < c->n_graphs && c->graphs[i].key != key) i++;
+    return i;
+}
+
+static void capture(struct kctx *c) {
+    CU_REQUIRE(!c->capturing);
+    cuda_image_forget(c);
+    CU(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal));
+    c->capturing = true;
+}
+
+static cudaGraph_t captured(struct kctx *c) {
+    cudaGraph_t graph;
+    CU(cudaStreamEndCapture(c->stream, &graph));
+    c->capturing = false;
+    cuda_image_forget(c); /* what was to stand in the workspace has not been run */
+    return graph;
+}
+
+/* Keys that nobody prepared are captured when they come the second time: a prompt's odd length is
+ * not worth a graph, and the first run has loaded its kernels. */
 static bool cuda_graph_begin(struct kctx *c, uint64_t key) {
     CU_REQUIRE(!c->capturing);
     cuda_image_forget(c);
-    int i = 0;
-    while (i < c->n_graphs && c->graphs[i].key != key) i++;
+    int i = graph_of(c, key);
     if (i < c->n_graphs) {
         CU(cudaGraphLaunch(c->graphs[i].exec, c->stream));
         return true;
     }
     for (i = 0; i < GRAPHS_MAX && c->seen[i] != key + 1; i++) {}
-    if (i == GRAPHS_MAX || c->n_graphs == GRAPHS_MAX) {
+    if (i == GRAPHS_MAX || c->n_graphs == GRAPHS_MAX ||
+        c->n_graphs - c->n_prepared >= GRAPHS_LATER) {
         c->seen[c->n_seen++ % GRAPHS_MAX] = key + 1;
         return false;
     }
-    CU(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal));
-    c->capturing = true;
+    capture(c);
     return false;
 }
 
+static bool cuda_graph_prepare(struct kctx *c, uint64_t key) {
+    if (graph_of(c, key) < c->n_graphs || c->n_graphs == GRAPHS_MAX) return false;
+    capture(c);
+    c->preparing = true;
+    return true;
+}
+
 static void cuda_graph_end(struct kctx *c, uint64_t key) {
-    cudaGraph_t graph;
     if (!c->capturing) return; /* ran uncaptured */
-    CU(cudaStreamEndCapture(c->stream, &graph));
-    c->capturing = false;
-    CU(cudaGraphInstantiate(&c->graphs[c->n_graphs].exec, graph, 0));
+    cudaGraph_t graph = captured(c);
+    cudaGraphExec_t *exec = &c->graphs[c->n_graphs].exec;
+    CU(cudaGraphInstantiate(exec, graph, 0));
     CU(cudaGraphDestroy(graph));
-    c->graphs[c->n_graphs].key = key;
-    CU(cudaGraphLaunch(c->graphs[c->n_graphs++].exec, c->stream));
+    c->graphs[c->n_graphs++].key = key;
+    if (c->preparing) {
+        CU(cudaGraphUpload(*exec, c->stream));
+        c->n_prepared++;
+    } else {
+        CU(cudaGraphLaunch(*exec, c->stream));
+    }
+    c->preparing = false;
+}
+
+/* Device memory of one node of an executable graph, rounded up from what was seen on an H200. */
+#define NODE_BYTES 2048
+
+static void cuda_measure_begin(struct kctx *c) {
+    capture(c);
+    c->measuring = true;
+    c->work_need = 0;
+}
+
+static void cuda_measure_end(struct kctx *c, struct kneeds *out) {
+    size_t nodes = 0;
+    cudaGraph_t graph = captured(c);
+    CU(cudaGraphGetNodes(graph, NULL, &nodes));
+    CU(cudaGraphDestroy(graph));
+    c->measuring = false;
+    out->work_bytes = c->work_need;
+    out->graph_bytes = nodes * NODE_BYTES;
+}
+
+static bool cuda_work_reserve(struct kctx *c, size_t bytes) {
+    void *p = NULL;
+    if (bytes <= c->work_bytes) return true;
+    CU_REQUIRE(!c->capturing && c->n_graphs == 0);
+    if (cudaMalloc(&p, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    CU(cudaStreamSynchronize(c->stream));
+    CU(cudaFree(c->work));
+    c->work = p;
+    c->work_bytes = bytes;
+    return true;
 }
 
 extern "C" const struct kernels *kernels_cuda_table(void);
@@ -222,7 +335,11 @@ const struct kernels *kernels_cuda_table(void) {
     t.mat_bytes = cuda_mat_bytes, t.latent_bytes = cuda_latent_bytes;
     t.index_bytes = cuda_index_bytes, t.scratch_bytes = cuda_scratch_bytes;
     t.mat_pack = cuda_mat_pack, t.mat_unpack = cuda_mat_unpack;
-    t.graph_begin = cuda_graph_begin, t.graph_end = cuda_graph_end;
+    t.host_alloc = cuda_host_alloc, t.host_free = cuda_host_free, t.get_later = cuda_get_later;
+    t.mark = cuda_mark, t.passed = cuda_passed, t.wait = cuda_wait, t.span_us = cuda_span_us;
+    t.graph_begin = cuda_graph_begin, t.graph_prepare = cuda_graph_prepare;
+    t.graph_end = cuda_graph_end, t.work_reserve = cuda_work_reserve;
+    t.measure_begin = cuda_measure_begin, t.measure_end = cuda_measure_end;
     t.feed = cuda_feed, t.angles = cuda_angles, t.embed = cuda_embed, t.norm = cuda_norm;
     t.matmul = cuda_matmul, t.head_matmul = cuda_head_matmul, t.attn_prep = cuda_attn_prep;
     t.rope = cuda_rope, t.select = cuda_select, t.attend = cuda_attend, t.swiglu = cuda_swiglu;

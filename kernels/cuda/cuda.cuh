@@ -36,6 +36,7 @@
     } while (0)
 
 #define GRAPHS_MAX   256
+#define GRAPHS_LATER 32 /* of them captured when a step comes again */
 #define OUTGROWN_MAX 32
 
 struct kctx {
@@ -50,7 +51,11 @@ struct kctx {
         uint64_t key;
         cudaGraphExec_t exec;
     } graphs[GRAPHS_MAX];
-    int n_graphs;
+    int n_graphs, n_prepared; /* of them by graph_prepare */
+    bool preparing;           /* this capture is kept, not run */
+    bool measuring;           /* this one is only counted */
+    size_t work_need;         /* while measuring: the largest workspace asked for */
+    cudaEvent_t marks[K_MARKS];
     uint64_t seen[GRAPHS_MAX]; /* keys + 1 that came once, a ring */
     unsigned n_seen;
     void *work;     /* activations in half precision for the tensor-core product */

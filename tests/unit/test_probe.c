@@ -123,7 +123,8 @@ static void every_state_has_its_codes(void **state) {
         enum worker_state state;
         int ready;
     } rows[] = {{WORKER_SPAWNED, 503}, {WORKER_LOADING, 503},  {WORKER_LOADED, 503},
-                {WORKER_READY, 200},   {WORKER_STEPPING, 200}, {WORKER_DRAINING, 503}};
+                {WORKER_READY, 200},   {WORKER_STEPPING, 200}, {WORKER_DRAINING, 503},
+                {WORKER_CAPTURING, 503}};
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         status.beat.state = rows[i].state;
         const char *word = worker_state_name(rows[i].state);
@@ -152,12 +153,16 @@ static void a_step_beyond_its_bound_is_no_progress(void **state) {
 static void status_tells_all_as_json(void **state) {
     UNUSED(state);
     status.last_error = "tab\there";
+    status.graphs = 84;
+    status.graph_bytes = 1234;
+    status.graph_seconds = 1.5;
     const char *body = strstr(ask("GET /status?x=1 HTTP/1.0\n\n"), "\r\n\r\n");
     assert_non_null(body);
     assert_string_equal(body + 4,
                         "{\"rank\":3,\"world\":8,\"pid\":4242,\"start_time\":99,\"state\":\"ready\","
                         "\"ready\":true,\"stuck\":false,\"device\":\"cpu \\\"fast\\\"\",\"generation\":2,"
-                        "\"last_step\":17,\"age_ms\":1500,\"step_ms\":null,\"load_bytes\":5,"
+                        "\"last_step\":17,\"age_ms\":1500,\"step_ms\":null,"
+                        "\"graphs\":84,\"graph_bytes\":1234,\"graph_seconds\":1.500,\"load_bytes\":5,"
                         "\"load_total\":6,\"memory_used_bytes\":7,\"memory_free_bytes\":8,"
                         "\"last_error\":\"tab?here\"}\n");
     status.last_error = "";

@@ -344,8 +344,136 @@ static void an_aborted_step_can_be_fed_again_after_all(void **state) {
     expect_step(ERR_FORMAT, "found nothing admitted");
 }
 
+/* Five tokens, then one fed by name and `n` sampled ones; returns the tokens' hash and the caches'. */
+static uint64_t answer_of(int n, uint64_t *caches) {
+    uint64_t h = 1;
+    good_step();
+    step.n_tokens = step.entries[0].count = 5;
+    step.tokens[4] = 104;
+    for (int i = 0; i <= n; i++) {
+        expect_step(OK, "");
+        h = h * 31 + (uint64_t)tokens.tokens[0].token;
+        assert_int_equal(tokens.n, 1);
+        step.entries[0] = (struct msg_entry){.slot = 1,
+                                             .slot_generation = 5,
+                                             .pos = 5 + i,
+                                             .count = 1,
+                                             .samples = 1,
+                                             .token_at = -1};
+        step.n_tokens = step.n_pages = 0;
+    }
+    const uint8_t *at = model.arena[ARENA_CACHES];
+    *caches = 1;
+    for (uint64_t i = 0; i < model.page_bytes * PAGES; i++) *caches = *caches * 31 + at[i];
+    return h;
+}
+
+static void rows_of_no_slot_change_neither_answers_nor_caches(void **state) {
+    UNUSED(state);
+    uint64_t plain_caches, padded_caches;
+    uint64_t plain = answer_of(6, &plain_caches);
+    model.pad_rows = true;
+    uint64_t padded = answer_of(6, &padded_caches);
+    good_step(); /* five rows are six, and none of them is routed to an expert */
+    step.n_tokens = step.entries[0].count = 5;
+    step.tokens[4] = 104;
+    expect_step(OK, "");
+    model.pad_rows = false;
+    assert_int_equal(padded, plain);
+    assert_int_equal(padded_caches, plain_caches);
+    assert_int_equal(model.batch.n_rows, 6);
+    assert_int_equal(model.batch.n_out, 6);
+    assert_int_equal(model.batch.slot[5], -1);
+    assert_int_equal(model.batch.out_row[1], -1);
+    for (int u = 0; u < model.hp.dims.n_used; u++)
+        assert_int_equal(model.s.ids[5 * model.hp.dims.n_used + u], -1);
+    for (int i = 1; i < 6; i++) assert_int_equal(model.s.token[i], -1);
+}
+
+static void submit(int pos) {
+    struct err_text err = {0};
+    if (pos > 0) {
+        step.entries[0] = (struct msg_entry){.slot = 1,
+                                             .slot_generation = 5,
+                                             .pos = pos,
+                                             .count = 1,
+                                             .samples = 1,
+                                             .token_at = -1};
+        step.n_tokens = step.n_pages = 0;
+        step.id++;
+    }
+    if (stepper_submit(stepper, coll, &step, NULL, &err) < 0) fail_msg("%s", err.text);
+}
+
+static void a_step_may_be_queued_before_the_last_is_read(void **state) {
+    UNUSED(state);
+    int32_t want[3];
+    good_step();
+    for (int i = 0; i < 3; i++) {
+        submit(i ? 3 + i : 0);
+        assert_int_equal(stepper_collect(stepper, coll, &tokens), OK);
+        want[i] = tokens.tokens[0].token;
+    }
+    good_step();
+    submit(0);
+    submit(4);
+    assert_int_equal(stepper_in_flight(stepper), 2);
+    for (int i = 0; i < 3; i++) {
+        assert_true(stepper_is_done(stepper));
+        assert_int_equal(stepper_collect(stepper, coll, &tokens), OK);
+        assert_int_equal(tokens.step_id, 9 + i);
+        assert_int_equal(tokens.tokens[0].pos, 4 + i);
+        assert_int_equal(tokens.tokens[0].token, want[i]);
+        assert_int_equal(stepper_times(stepper).ahead, i > 0);
+        if (i == 0) submit(5);
+    }
+    assert_int_equal(stepper_in_flight(stepper), 0);
+}
+
+static void steps_in_flight_in_vain_leave_the_slots_as_they_were(void **state) {
+    UNUSED(state);
+    good_step();
+    expect_step(OK, "");
+    int32_t first = tokens.tokens[0].token;
+    submit(4);
+    assert_int_equal(stepper_collect(stepper, coll, &tokens), OK);
+    int32_t want = tokens.tokens[0].token;
+    good_step();
+    expect_step(OK, "");
+    submit(4);
+    submit(5);
+    stepper_drop(stepper);
+    assert_int_equal(stepper_in_flight(stepper), 0);
+    step.entries[0].pos = 5;
+    expect_step(ERR_FORMAT, "slot 1: expected to go on at position 4 of 192");
+    step.entries[0].pos = 4;
+    step.entries[0].token_at = 0; /* what was sampled last is the device's, and not taken back */
+    step.tokens[0] = first;
+    step.n_tokens = 1;
+    expect_step(OK, "");
+    assert_int_equal(tokens.tokens[0].token, want);
+}
+
+static void a_slot_given_away_is_not_touched_by_what_was_in_flight(void **state) {
+    UNUSED(state);
+    good_step();
+    submit(0);
+    admit_slot(1, 6);
+    assert_int_equal(stepper_collect(stepper, coll, &tokens), OK);
+    assert_int_equal(tokens.tokens[0].slot_generation, 5);
+    step.entries[0].slot_generation = 6;
+    step.entries[0].pos = 0;
+    step.entries[0].count = step.entries[0].samples = 1;
+    step.entries[0].token_at = -1;
+    expect_step(ERR_FORMAT, "expected one token after a sample, found 1 and no sample");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_no_slot_change_neither_answers_nor_caches),
+        cmocka_unit_test(a_step_may_be_queued_before_the_last_is_read),
+        cmocka_unit_test(steps_in_flight_in_vain_leave_the_slots_as_they_were),
+        cmocka_unit_test(a_slot_given_away_is_not_touched_by_what_was_in_flight),
         cmocka_unit_test(a_good_step_is_obeyed_and_goes_on),
         cmocka_unit_test(several_samples_of_one_entry_come_in_order),
         cmocka_unit_test(a_chunk_without_samples_answers_nothing),
