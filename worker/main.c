@@ -62,8 +62,8 @@ struct worker {
     struct dumper *dumper;
     struct wire *steps;
     struct msg *in, *out; /* large, reused */
-    bool loaded;
     int rows_behind;      /* of the step queued last, when another is in flight before it */
+    bool loaded;
     bool aborted; /* the communicator is of no use until the next JOIN */
     bool stopping;
 };
@@ -280,13 +280,13 @@ static uint64_t free_bytes(struct worker *w) {
     return info.free_bytes;
 }
 
-static void report_memory(struct worker *w) {
 /* The step graphs come after the caches, so their memory is kept free of them. */
 static uint64_t free_for_caches(struct worker *w) {
     uint64_t bytes = free_bytes(w);
     return bytes - MIN(bytes, w->model.graph_bytes);
 }
 
+static void report_memory(struct worker *w) {
     const struct model *m = &w->model;
     control_set_memory(w->control,
                        m->weight_bytes + m->scratch_bytes + m->page_bytes * (uint64_t)m->n_pages,
@@ -378,7 +378,6 @@ static void close_coll(struct worker *w) {
     w->coll = NULL;
 }
 
-static int join(struct worker *w, const struct msg_join *j, struct err_text *err) {
 static bool has_notes(void *user) {
     const struct worker *w = user;
     struct pollfd fd = {.fd = control_fd(w->control), .events = POLLIN};
@@ -398,6 +397,7 @@ static int capture(struct worker *w) {
     return OK;
 }
 
+static int join(struct worker *w, const struct msg_join *j, struct err_text *err) {
     struct model *m = &w->model;
     if (j->world != m->world)
         return err_set(err, ERR_FORMAT, "join: expected a group of %d, found %d", m->world,
@@ -412,9 +412,9 @@ static int capture(struct worker *w) {
     if (rc == ERR_ABORTED) return OK; /* ABORT is on its way to us */
     TRY(rc);
     control_set_coll(w->control, w->coll);
-    report_memory(w);
     if (capture(w) == ERR_ABORTED) return OK;
     w->aborted = false;
+    report_memory(w);
     control_set_state(w->control, WORKER_READY);
     control_post(w->control, &(struct note){.type = MSG_JOINED, .generation = {j->generation}});
     log_info("joined", "generation=%u collective=%s pages=%lld", j->generation, w->coll->ops->name,
@@ -454,7 +454,6 @@ static int answer_step(struct worker *w, uint64_t wait_us, struct err_text *err)
     return answer(w, err);
 }
 
-/* Said under a generation that is over, or not yet joined. */
 /* ERR_ABORTED: what was in flight is gone, and the next JOIN is waited for. */
 static void leave_steps(struct worker *w) {
     control_step_left(w->control);
@@ -510,6 +509,7 @@ static int take_notes(struct worker *w, struct err_text *err) {
     return OK;
 }
 
+/* Said under a generation that is over, or not yet joined. */
 static bool is_late(const struct worker *w, uint32_t generation) {
     return !w->coll || w->aborted || generation != w->coll->generation;
 }
@@ -529,9 +529,9 @@ static int run_copy(struct worker *w, const struct msg_copy *c, struct err_text 
     return answer(w, err);
 }
 
-static int run_step(struct worker *w, const struct msg_step *s, struct err_text *err) {
 /* Queued behind the one in flight where the device works by itself; its answer comes when it is
  * done. Elsewhere the work is done by now, and waiting for the next message would only delay it. */
+static int run_step(struct worker *w, const struct msg_step *s, struct err_text *err) {
     if (is_late(w, s->generation)) {
         log_debug("step_dropped", "step=%llu generation=%u", (unsigned long long)s->id,
                   s->generation);
@@ -562,11 +562,11 @@ static int hear_step_socket(struct worker *w, struct err_text *err) {
     case MSG_ADMIT:
         return w->model.n_pages ? stepper_admit(w->stepper, &w->in->admit, err) : OK;
     case MSG_COPY:
+        TRY(finish_steps(w, err));
         return run_copy(w, &w->in->copy, err);
-        TRY(finish_steps(w, err));
     case MSG_RESTORE:
-        return is_late(w, w->in->restore.generation)
         TRY(finish_steps(w, err));
+        return is_late(w, w->in->restore.generation)
                    ? OK
                    : stepper_restore(w->stepper, &w->in->restore, err);
     case MSG_STEP:
@@ -578,7 +578,6 @@ static int hear_step_socket(struct worker *w, struct err_text *err) {
     }
 }
 
-/* Until STOP (OK) or an error. */
 /* With a step in flight there is no descriptor that tells of its end, so it is looked at. */
 static void wait_for_news(struct worker *w) {
     const bool full = stepper_in_flight(w->stepper) == STEPPER_DEPTH;
@@ -588,6 +587,7 @@ static void wait_for_news(struct worker *w) {
     ppoll(fds, full ? 1 : 2, stepper_in_flight(w->stepper) ? &look : &sleep, NULL);
 }
 
+/* Until STOP (OK) or an error. */
 static int serve(struct worker *w, struct err_text *err) {
     for (;;) {
         TRY(take_notes(w, err));
@@ -622,8 +622,8 @@ static int run(struct worker *w, struct err_text *err) {
     TRY(wire_connect(&w->steps, o->endpoint,
                      (struct wire_peer){(int32_t)o->rank, (uint32_t)o->incarnation, 's'}, err));
     TRY(load(w, err));
-    return serve(w, err);
     prctl(PR_SET_TIMERSLACK, 1000); /* or the short looks of wait_for_news are long ones */
+    return serve(w, err);
 }
 
 /* What keeps a worker from loading, or does not fit, will do so next time too. */
