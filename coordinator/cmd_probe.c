@@ -82,20 +82,6 @@ static int read_options(struct probing *p, int argc, char **argv, struct err_tex
     return OK;
 }
 
-static int read_key(struct probing *p, struct err_text *err) {
-    const char *key = getenv("OCTAVO_API_KEY");
-    if (key) snprintf(p->key, sizeof p->key, "%s", key);
-    if (!p->key_file) return OK;
-    FILE *f = fopen(p->key_file, "re");
-    bool got = f && fgets(p->key, sizeof p->key, f);
-    if (f) fclose(f);
-    if (!got)
-        return err_set(err, ERR_SETUP, "--api-key-file %.300s: expected a key in its first line, "
-                                       "found none", p->key_file);
-    p->key[strcspn(p->key, " \t\r\n")] = 0;
-    return OK;
-}
-
 /* ---- answers --------------------------------------------------------------------------------- */
 
 /* The first line of a body, without what a terminal would obey. */
@@ -267,7 +253,7 @@ int cmd_probe(int argc, char **argv) {
     struct probing p = {.rank = -1, .url = URL_DEFAULT};
     int rc = read_options(&p, argc, argv, &err);
     if (rc == ERR_CLOSED) return EXIT_ASKED;
-    if (rc >= 0) rc = read_key(&p, &err);
+    if (rc >= 0) rc = http_ask_key(p.key, sizeof p.key, p.key_file, &err);
     int code = WRONG;
     if (rc >= 0) {
         if (p.all || p.rank >= 0) code = workers(&p, &err);

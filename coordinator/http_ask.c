@@ -204,3 +204,17 @@ int http_ask_url(const char *url, char *host, size_t n, int *port, struct err_te
     *port = (int)value;
     return OK;
 }
+
+int http_ask_key(char *key, size_t n, const char *file, struct err_text *err) {
+    const char *set = getenv("OCTAVO_API_KEY");
+    snprintf(key, n, "%s", set ? set : "");
+    if (!file) return OK;
+    FILE *f = fopen(file, "re");
+    bool got = f && fgets(key, (int)n, f);
+    if (f) fclose(f);
+    if (!got)
+        return err_set(err, ERR_SETUP, "--api-key-file %.300s: expected a key in its first line, "
+                                       "found none", file);
+    key[strcspn(key, " \t\r\n")] = 0;
+    return OK;
+}

@@ -1,6 +1,7 @@
 /* coordinator/http_ask.h: one HTTP request from the command line: connects, asks, reads to the end.
  *
- * Owns: the socket while it runs, the body of the answer.  Called by: cmd_probe.c.
+ * Owns: the socket while it runs, the body of the answer.  Called by: cmd_probe.c,
+ * cmd_restart.c.
  * Fails how: ERR_NOT_FOUND (nobody listens there), ERR_TIMEOUT, ERR_FORMAT (no HTTP), ERR_SYS, each
  * with a sentence.  Limits: HTTP_ASK_BYTES of an answer.
  * Tested by: tests/unit/test_http_ask.c, tests/faults/test_probe.py
@@ -33,5 +34,8 @@ void http_reply_deinit(struct http_reply *r);
 
 /* "http://host:port/anything" to host and port (80 if none). ERR_SETUP with a sentence. */
 int http_ask_url(const char *url, char *host, size_t n, int *port, struct err_text *err);
+
+/* The first line of `file`, or if that is NULL what OCTAVO_API_KEY says, or "". ERR_SETUP. */
+int http_ask_key(char *key, size_t n, const char *file, struct err_text *err);
 
 #endif

@@ -23,6 +23,7 @@ static const struct {
     {"serve", cmd_serve, "Serves a model over HTTP, OpenAI style."},
     {"inspect", cmd_inspect, "Prints what is in a GGUF file."},
     {"probe", cmd_probe, "Asks a server or its workers how they are, for scripts."},
+    {"restart", cmd_restart, "Has a running server replace one rank."},
     {"guard", cmd_guard, "Waits until device memory is back, before a start."},
     {"version", cmd_version, "Prints version and commit."},
 };
