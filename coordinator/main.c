@@ -25,6 +25,7 @@ static const struct {
     {"probe", cmd_probe, "Asks a server or its workers how they are, for scripts."},
     {"restart", cmd_restart, "Has a running server replace one rank."},
     {"guard", cmd_guard, "Waits until device memory is back, before a start."},
+    {"doctor", cmd_doctor, "Looks at this machine, lets ranks add up, says what to fix."},
     {"version", cmd_version, "Prints version and commit."},
 };
 

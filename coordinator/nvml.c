@@ -59,6 +59,7 @@ struct nvml_event {
 
 typedef int nvml_processes(nvml_device, unsigned *count, struct nvml_process *out);
 typedef int nvml_text(nvml_device, char *out, unsigned n);
+typedef int nvml_number(nvml_device, unsigned *out);
 
 struct nvml_calls {
     int (*init)(void);
@@ -74,6 +75,9 @@ struct nvml_calls {
     int (*set_add)(nvml_device, unsigned long long types, void *set);
     int (*set_wait)(void *set, struct nvml_event *, unsigned timeout_ms);
     int (*set_free)(void *);
+    int (*driver)(char *out, unsigned n);
+    nvml_number *generation, *generation_max, *width, *width_max;
+    int (*peer)(nvml_device, nvml_device, int what, int *status);
 };
 
 struct nvml_symbol {
@@ -104,6 +108,12 @@ static const struct nvml_symbol symbols[] = {
     SYMBOL(set_add, false, "nvmlDeviceRegisterEvents"),
     SYMBOL(set_wait, false, "nvmlEventSetWait_v2"),
     SYMBOL(set_free, false, "nvmlEventSetFree"),
+    SYMBOL(driver, false, "nvmlSystemGetDriverVersion"),
+    SYMBOL(generation, false, "nvmlDeviceGetCurrPcieLinkGeneration"),
+    SYMBOL(generation_max, false, "nvmlDeviceGetMaxPcieLinkGeneration"),
+    SYMBOL(width, false, "nvmlDeviceGetCurrPcieLinkWidth"),
+    SYMBOL(width_max, false, "nvmlDeviceGetMaxPcieLinkWidth"),
+    SYMBOL(peer, false, "nvmlDeviceGetP2PStatus"),
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -150,21 +160,26 @@ static void read_text(nvml_text *call, nvml_device handle, char out[96]) {
     out[95] = 0;
 }
 
+static void read_names(struct nvml *v, nvml_device handle, struct nvml_facts *f) {
+    struct nvml_pci pci = {0};
+    read_text(v->c.name, handle, f->name);
+    read_text(v->c.uuid, handle, f->uuid);
+    read_text(v->c.serial, handle, f->serial);
+    if (!v->c.pci || v->c.pci(handle, &pci) != NVML_OK) pci.bus_id[0] = 0;
+    snprintf(f->pci, sizeof f->pci, "%.31s", pci.bus_id);
+}
+
 static void open_device(struct nvml *v, int index) {
     struct device *d = &v->d[index];
-    char name[96], uuid[96], serial[96];
-    struct nvml_pci pci = {0};
+    struct nvml_facts f;
     if (v->c.by_index((unsigned)index, &d->handle) != NVML_OK) d->handle = NULL;
     if (!d->handle) {
         snprintf(d->text, sizeof d->text, "GPU %d", index);
         return;
     }
-    read_text(v->c.name, d->handle, name);
-    read_text(v->c.uuid, d->handle, uuid);
-    read_text(v->c.serial, d->handle, serial);
-    if (!v->c.pci || v->c.pci(d->handle, &pci) != NVML_OK) pci.bus_id[0] = 0;
-    snprintf(d->text, sizeof d->text, "%.60s %.48s %.31s%s%.40s", name, uuid, pci.bus_id,
-             serial[0] ? " serial " : "", serial);
+    read_names(v, d->handle, &f);
+    snprintf(d->text, sizeof d->text, "%.60s %.48s %.31s%s%.40s", f.name, f.uuid, f.pci,
+             f.serial[0] ? " serial " : "", f.serial);
     if (v->events) v->c.set_add(d->handle, NVML_EVENT_XID, v->events); /* a GPU without: no Xids */
 }
 
@@ -266,4 +281,49 @@ int device_memory_open_nvml(struct device_memory *m, struct err_text *err) {
     }
     *m = (struct device_memory){&nvml_ops, v};
     return OK;
+}
+
+/* ---- for an inventory ------------------------------------------------------------------------ */
+
+static struct nvml *nvml_of(const struct device_memory *m) {
+    return m->ops == &nvml_ops ? m->ctx : NULL;
+}
+
+static unsigned read_number(nvml_number *call, nvml_device handle) {
+    unsigned n = 0;
+    return call && call(handle, &n) == NVML_OK ? n : 0;
+}
+
+void nvml_facts(const struct device_memory *m, int device, struct nvml_facts *out) {
+    struct nvml *v = nvml_of(m);
+    nvml_device handle = v ? v->d[device].handle : NULL;
+    *out = (struct nvml_facts){0};
+    if (!handle) return;
+    read_names(v, handle, out);
+    out->generation = read_number(v->c.generation, handle);
+    out->generation_max = read_number(v->c.generation_max, handle);
+    out->width = read_number(v->c.width, handle);
+    out->width_max = read_number(v->c.width_max, handle);
+}
+
+void nvml_driver(const struct device_memory *m, char *version, unsigned n) {
+    struct nvml *v = nvml_of(m);
+    version[0] = 0;
+    if (!v || !v->c.driver || v->c.driver(version, n) != NVML_OK) version[0] = 0;
+}
+
+/* Both ways of reaching: the worse answer counts. */
+const char *nvml_peer(const struct device_memory *m, int a, int b) {
+    static const char *const text[] = {"yes", "the chipset forbids it", "the GPU cannot",
+                                       "the I/O hub forbids it", "switched off in the driver",
+                                       "not supported", "unknown"};
+    enum { READ, WRITE };
+    struct nvml *v = nvml_of(m);
+    int worst = 0, status = (int)ARRAY_LEN(text) - 1;
+    if (!v || !v->c.peer || !v->d[a].handle || !v->d[b].handle) return "unknown";
+    for (int what = READ; what <= WRITE; what++) {
+        if (v->c.peer(v->d[a].handle, v->d[b].handle, what, &status) != NVML_OK) return "unknown";
+        worst = MAX(worst, status);
+    }
+    return text[MIN((unsigned)worst, ARRAY_LEN(text) - 1)];
 }

@@ -165,6 +165,12 @@ static int find_device(struct settings *s, const char *folder, struct err_text *
     return OK;
 }
 
+int settings_find_device(struct settings *s, struct err_text *err) {
+    char folder[PATH_MAX];
+    TRY(own_folder(folder, err));
+    return find_device(s, folder, err);
+}
+
 int settings_read(struct settings *s, int argc, char **argv, struct err_text *err) {
     char folder[PATH_MAX];
     enum log_level level;

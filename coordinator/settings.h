@@ -1,6 +1,6 @@
 /* coordinator/settings.h: what `octavo serve` was told, completed from the machine and the model.
  *
- * Owns: the strings it made up (paths beside the program).  Called by: cmd_serve.c.
+ * Owns: the strings it made up (paths beside the program).  Called by: cmd_serve.c, cmd_doctor.c.
  * Fails how: ERR_SETUP with a sentence that names the option; ERR_CLOSED after --help.
  * Tested by: tests/faults/test_processes.py
  */
@@ -28,6 +28,9 @@ struct settings {
 
 /* Options and environment; paths and the device completed from where the program stands. */
 int settings_read(struct settings *s, int argc, char **argv, struct err_text *err);
+
+/* Of device, devices, tp and worker what is missing, as `octavo serve` would have it. */
+int settings_find_device(struct settings *s, struct err_text *err);
 
 /* The numbers that depend on the model: context, ranks. */
 int settings_fit(struct settings *s, const struct gguf *g, struct err_text *err);

@@ -39,6 +39,7 @@
 #include "worker/dump.h"
 #include "worker/graphs.h"
 #include "worker/process.h"
+#include "worker/self_test.h"
 #include "worker/step.h"
 
 #define WAIT_MS 1000  /* longest sleep between two looks at the sockets */
@@ -657,6 +658,8 @@ int main(int argc, char **argv) {
 #ifdef OCTAVO_BENCH
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_main(argc - 2, argv + 2);
 #endif
+    if (argc > 1 && strcmp(argv[1], "--self-test-collective") == 0)
+        return self_test_main(argc - 1, argv + 1);
     process_die_with_parent();
     static struct worker w = {.o = {.world = 1,
                                     .device = "cpu",

@@ -132,3 +132,35 @@ int nvmlEventSetFree(void *set) {
     (void)set;
     return 0;
 }
+
+int nvmlSystemGetDriverVersion(char *out, unsigned n) {
+    strncpy(out, "580.00.01", n);
+    return 0;
+}
+
+static int link_number(handle d, int which, unsigned *out) {
+    *out = d->link[which];
+    return d->link[which] ? 0 : 3;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(handle d, unsigned *out) {
+    return link_number(d, 0, out);
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(handle d, unsigned *out) {
+    return link_number(d, 1, out);
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(handle d, unsigned *out) {
+    return link_number(d, 2, out);
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(handle d, unsigned *out) {
+    return link_number(d, 3, out);
+}
+
+int nvmlDeviceGetP2PStatus(handle a, handle b, int what, int *status) {
+    if (a == b || what > 4) return 2;
+    *status = what == 0 ? fake_nvml_state.peer : 0;
+    return 0;
+}

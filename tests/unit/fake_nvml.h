@@ -15,10 +15,12 @@ struct fake_nvml_device {
     unsigned drawing;                       /* pid of a process that draws, 0: none */
     unsigned long long xid;                 /* to be told once */
     int watched;
+    unsigned link[4]; /* generation, the most, width, the most */
 };
 
 struct fake_nvml {
     int init_result, n_open;
+    int peer; /* what keeps one from reading the other's memory, 0: nothing; writing always goes */
     unsigned n;
     struct fake_nvml_device device[2];
 };

@@ -4,47 +4,12 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "coordinator/gpus.h"
 #include "coordinator/pin.h"
-
-static char root[400];
-
-static void put(const char *path, const char *text) {
-    char full[900];
-    snprintf(full, sizeof full, "%s%s", root, path);
-    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
-        *p = 0;
-        mkdir(full, 0777);
-        *p = '/';
-    }
-    if (!text) {
-        mkdir(full, 0777);
-        return;
-    }
-    FILE *f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-}
-
-static int new_host(void **state) {
-    UNUSED(state);
-    const char *build = getenv("OCTAVO_BUILD_ROOT");
-    snprintf(root, sizeof root, "%.350s/test-gpus-XXXXXX", build ? build : "/tmp");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int drop_host(void **state) {
-    UNUSED(state);
-    char command[500];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    return system(command);
-}
+#include "tests/unit/fake_root.h"
 
 /* Four GPUs on two nodes of four cores, listed in another order than the bus's. */
 static void four_gpus(void) {

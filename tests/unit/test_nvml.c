@@ -157,6 +157,45 @@ static void more_processes_than_can_be_listed_are_counted(void **state) {
     device_memory_close(&m);
 }
 
+static void an_inventory_gets_names_links_and_peers(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct nvml_facts f;
+    char driver[96];
+    memcpy(fake->device[1].link, (unsigned[]){4, 5, 8, 16}, sizeof fake->device[1].link);
+    open_it(&m);
+    nvml_facts(&m, 1, &f);
+    assert_string_equal(f.name, "Fake GPU");
+    assert_string_equal(f.uuid, "GPU-22222222-bbbb");
+    assert_string_equal(f.pci, "00000000:C1:00.0");
+    assert_string_equal(f.serial, "");
+    assert_true(f.generation == 4 && f.generation_max == 5 && f.width == 8 && f.width_max == 16);
+    nvml_facts(&m, 0, &f);
+    assert_int_equal(f.width, 0); /* not told */
+    nvml_driver(&m, driver, sizeof driver);
+    assert_string_equal(driver, "580.00.01");
+    assert_string_equal(nvml_peer(&m, 0, 1), "yes");
+    fake->peer = 1;
+    assert_string_equal(nvml_peer(&m, 0, 1), "the chipset forbids it");
+    fake->peer = 77;
+    assert_string_equal(nvml_peer(&m, 0, 1), "unknown");
+    device_memory_close(&m);
+}
+
+static void an_inventory_of_another_source_is_empty(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct nvml_facts f;
+    char driver[96];
+    assert_int_equal(device_memory_open(&m, "none", NULL), OK);
+    nvml_facts(&m, 0, &f);
+    assert_string_equal(f.name, "");
+    nvml_driver(&m, driver, sizeof driver);
+    assert_string_equal(driver, "");
+    assert_string_equal(nvml_peer(&m, 0, 1), "unknown");
+    device_memory_close(&m);
+}
+
 static void expect_absent(const char *sentence) {
     struct device_memory m;
     struct err_text err = {0};
@@ -188,6 +227,8 @@ int main(void) {
         cmocka_unit_test_setup(an_xid_is_told_with_the_error_and_off_the_bus_is_lost, reset),
         cmocka_unit_test_setup(a_device_the_driver_no_longer_knows_is_lost, reset),
         cmocka_unit_test_setup(more_processes_than_can_be_listed_are_counted, reset),
+        cmocka_unit_test_setup(an_inventory_gets_names_links_and_peers, reset),
+        cmocka_unit_test_setup(an_inventory_of_another_source_is_empty, reset),
         cmocka_unit_test_setup(a_machine_without_the_library_or_the_driver_says_so, reset),
     };
     return cmocka_run_group_tests(tests, load_library, NULL);
