@@ -20,11 +20,14 @@ static int refuse(const struct tensor_need *n, const char *what, int64_t whole, 
 
 static int refuse_blocks(const struct tensor_need *n, int64_t whole, int world,
                          struct err_text *err) {
-    return err_set(err, ERR_SETUP,
-                   "%s: expected %lld columns over %d ranks to be whole blocks of %lld (%s), found "
-                   "%lld each",
-                   n->tensor->name, (long long)whole, world, (long long)n->grain,
-                   ktype_name((int)n->tensor->type), (long long)(whole / world));
+    bool rows = n->cut == CUT_ROWS;
+    return err_set(
+        err, ERR_SETUP,
+        "%s: expected %lld %s over %d ranks to be whole blocks of %lld%s%s%s, found %lld "
+        "each",
+        n->tensor->name, (long long)whole, rows ? "rows" : "columns", world, (long long)n->grain,
+        rows ? " of ffn_down" : " (", rows ? "" : ktype_name((int)n->tensor->type), rows ? "" : ")",
+        (long long)(whole / world));
 }
 
 /* Run number `rank` of n things in `world` runs that differ by at most one. */
@@ -48,9 +51,8 @@ static int cut_width(struct plan_item *it, int64_t *part, int rank, int world, b
         return OK;
     }
     if (!is_width(n) || !uneven || whole % grain)
-        return whole % world || n->cut == CUT_ROWS
-                   ? refuse(n, n->cut == CUT_ROWS ? "rows" : "columns", whole, world, err)
-                   : refuse_blocks(n, whole, world, err);
+        return whole % world ? refuse(n, n->cut == CUT_ROWS ? "rows" : "columns", whole, world, err)
+                             : refuse_blocks(n, whole, world, err);
     if (n->group == PLAN_EXPERTS) {
         n->cut = CUT_STACK;
         deal(n->count, rank, world, &it->first, &it->count);

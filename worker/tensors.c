@@ -214,6 +214,20 @@ static int64_t grain_of(const struct tensor_need *n, const struct gguf *g) {
     return MAX(elems, 1);
 }
 
+/* NVFP4 weights may have a number beside them that the product is to be multiplied by. Leaving it
+ * out would be a wrong answer, not a rough one. */
+static int check_no_scale(const struct gguf *g, const struct gguf_tensor *t, struct err_text *err) {
+    char name[LIMIT_GGUF_NAME_BYTES];
+    const char *end = strstr(t->name, ".weight");
+    if (t->type != KT_NVFP4 || !end) return OK;
+    snprintf(name, sizeof name, "%.*s.scale", (int)(end - t->name), t->name);
+    if (!gguf_tensor_find(g, name)) return OK;
+    return err_set(err, ERR_FORMAT,
+                   "%s: expected NVFP4 weights without a scale of their own, found "
+                   "%s",
+                   t->name, name);
+}
+
 static int visit_row(const struct hparams *hp, const struct gguf *g, const struct row *row,
                      int block, int (*visit)(void *, const struct tensor_need *, struct err_text *),
                      void *user, struct err_text *err) {
@@ -239,6 +253,7 @@ static int visit_row(const struct hparams *hp, const struct gguf *g, const struc
                        name, (long long)n.cols, (long long)n.rows, (long long)n.count);
     TRY(check_shape(&n, err));
     TRY(check_type(&n, err));
+    TRY(check_no_scale(g, n.tensor, err));
     n.grain = grain_of(&n, g);
     return visit(user, &n, err);
 }
