@@ -175,6 +175,8 @@ void api_metrics(struct http_exchange *x, void *user) {
     put_metric(&b, "connections", "gauge", "Open HTTP connections.", http_connections(a->http));
     put_metric(&b, "pages_used", "gauge", "Cache pages in use.", (double)st.pages_used);
     put_metric(&b, "pages_total", "gauge", "Cache pages there are.", (double)st.pages_total);
+    put_metric(&b, "pages_kept", "gauge", "Cache pages not in use whose content may be found again.",
+               (double)st.pages_kept);
     put_metric(&b, "requests_total", "counter", "Generation requests received.",
                (double)a->n_requests);
     put_metric(&b, "steps_total", "counter", "Steps completed.", (double)st.steps);
@@ -185,6 +187,8 @@ void api_metrics(struct http_exchange *x, void *user) {
                st.reclaim_seconds);
     put_metric(&b, "prompt_tokens_total", "counter", "Prompt tokens taken.",
                (double)st.prompt_tokens);
+    put_metric(&b, "cached_tokens_total", "counter", "Of these, found in the cache.",
+               (double)st.cached_tokens);
     put_metric(&b, "output_tokens_total", "counter", "Tokens sampled.", (double)st.output_tokens);
     http_answer(x, 200, "text/plain; version=0.0.4; charset=utf-8", "", b.p ? b.p : "", b.n);
     http_buf_deinit(&b);

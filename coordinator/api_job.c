@@ -293,6 +293,8 @@ static int choice_submit(struct api_choice *c, struct openai_error *e) {
         .ignore_eos = r->ignore_eos,
         .stop_ids = r->stop_ids,
         .n_stop_ids = r->n_stop_ids,
+        .cache_salt = r->cache_salt,
+        .n_cache_salt = r->cache_salt ? strlen(r->cache_salt) : 0,
         .sampling = r->sampling,
         .sink = on_event,
         .user = c,

@@ -180,6 +180,7 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .max_step_rows = (int)set->max_step_tokens,
                                .context = set->ctx,
                                .cache_tokens = set->cache_tokens,
+                               .prefix_cache = !strcmp(set->prefix_cache, "on"),
                                .depth = (int)set->pipeline,
                                .load_timeout_s = (int)set->load_timeout,
                                .step_timeout_s = (int)set->step_timeout,

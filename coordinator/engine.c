@@ -46,7 +46,7 @@ struct engine {
     uint64_t drain_due_us, ready_since_us;
     int exit_code;
     struct sched_plan *plan;
-    struct msg *admit;
+    struct msg *before; /* what is said before a step */
     void (*done)(void *user, int exit_code);
     void *done_user;
     void (*fatal)(void *user, int exit_code);
@@ -158,10 +158,7 @@ static bool commit_replies(struct engine *e, uint64_t now) {
 static bool send_steps(struct engine *e, uint64_t now) {
     bool sent = false;
     while (fleet_state(e->fleet) == FLEET_READY && sched_plan(e->sched, now, e->plan)) {
-        for (int i = 0; i < e->plan->n_admits; i++) {
-            sched_admit(e->sched, e->plan->admits[i], &e->admit->admit);
-            fleet_send(e->fleet, e->admit, now);
-        }
+        while (sched_plan_next(e->sched, e->plan, e->before)) fleet_send(e->fleet, e->before, now);
         fleet_send(e->fleet, &e->plan->msg, now);
         sent = true;
     }
@@ -244,20 +241,22 @@ static void take_defaults(struct engine_options *o) {
 
 static int start_parts(struct engine *e, struct err_text *err) {
     const struct engine_options *o = &e->o;
-    const struct sched_options so = {.max_seqs = o->max_seqs,
+    struct sched_options so = {.max_seqs = o->max_seqs,
                                      .max_step_rows = o->max_step_rows,
                                      .depth = o->depth,
                                      .queue_requests = LIMIT_QUEUE_REQUESTS,
                                      .queue_tokens = LIMIT_QUEUE_TOKENS,
                                      .context = o->context,
                                      .eog = o->eog,
-                                     .n_eog = o->n_eog};
+                                     .n_eog = o->n_eog,
+                                     .prefix_cache = o->prefix_cache};
     e->plan = malloc(sizeof *e->plan);
-    e->admit = malloc(sizeof *e->admit);
-    if (!e->plan || !e->admit || sched_new(&e->sched, &so) < 0)
+    e->before = malloc(sizeof *e->before);
+    if (uv_random(NULL, NULL, &so.secret, sizeof so.secret, 0, NULL) < 0)
+        return err_set(err, ERR_SETUP, "engine: expected random bytes, found none");
+    if (!e->plan || !e->before || sched_new(&e->sched, &so) < 0)
         return err_set(err, ERR_NOMEM, "engine: expected memory for %d sequences, found none",
                        o->max_seqs);
-    e->admit->type = MSG_ADMIT;
     return fleet_start(&e->fleet, e->loop, o, now_us(), err);
 }
 
@@ -290,7 +289,7 @@ void engine_free(struct engine *e) {
     assert(e->n_open == 0);
     sched_free(e->sched);
     free(e->plan);
-    free(e->admit);
+    free(e->before);
     free(e);
 }
 
@@ -366,6 +365,8 @@ void engine_status(const struct engine *e, struct engine_status *out) {
     out->steps = c.steps;
     out->prompt_tokens = c.prompt_tokens;
     out->output_tokens = c.output_tokens;
+    out->cached_tokens = c.cached_tokens;
+    out->pages_kept = c.pages_kept;
     if (out->state == ENGINE_DRAINING)
         snprintf(out->why, sizeof out->why, "asked to stop, finishing what is running");
     else if (out->state != ENGINE_READY)

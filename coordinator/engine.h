@@ -53,6 +53,8 @@ struct engine_request {
     const int32_t *stop_ids; /* besides the model's end tokens; copied */
     int n_stop_ids;
     int priority;          /* lower runs first; default 0 */
+    const void *cache_salt; /* what is computed is found again by requests of the same salt alone */
+    size_t n_cache_salt;
     struct msg_sampling sampling;
     engine_sink *sink;
     void *user;
@@ -134,6 +136,8 @@ struct engine_status {
         int64_t done, total;     /* tokens of the oldest of them */
     } prefill;
     uint64_t prompt_tokens, output_tokens;
+    uint64_t cached_tokens;      /* of prompts, not computed but found */
+    int64_t pages_kept;          /* of those not used, hold what may be found again */
     uint64_t reclaims;           /* how often device memory was waited for after a death */
     double reclaim_seconds;      /* altogether */
 };
@@ -150,6 +154,7 @@ struct engine_options {
     const char *shard_cache;     /* folder of repacked weights, or NULL */
     int64_t context;             /* tokens per sequence */
     int64_t cache_tokens;        /* 0: planned from free memory */
+    bool prefix_cache;           /* what was computed before is found again */
     const int32_t *eog;          /* the model's end tokens; copied */
     int n_eog;
     int load_timeout_s, drain_timeout_s;

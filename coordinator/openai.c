@@ -322,6 +322,19 @@ static int read_stream(json_t *root, struct openai_request *r, struct openai_err
     return openai_bool(v, "include_usage", "stream_options.include_usage", &r->include_usage, e);
 }
 
+static int read_cache_salt(json_t *root, struct openai_request *r, struct openai_error *e) {
+    json_t *v = field(root, "cache_salt");
+    if (!v) return OK;
+    if (!json_is_string(v))
+        return BAD(e, "cache_salt", "cache_salt: expected a string, found %s.", type_name(v));
+    size_t n = json_string_length(v);
+    if (n == 0 || n > LIMIT_CACHE_SALT_BYTES || strlen(json_string_value(v)) != n)
+        return BAD(e, "cache_salt", "cache_salt: expected 1 to %d bytes without NUL, found %zu.",
+                   LIMIT_CACHE_SALT_BYTES, n);
+    r->cache_salt = json_string_value(v);
+    return OK;
+}
+
 /* Asking for a shape that is not enforced here is refused, not quietly ignored. */
 static int read_unsupported(json_t *root, struct openai_error *e) {
     json_t *v = field(root, "response_format");
@@ -510,6 +523,7 @@ static int read_fields(struct openai_request *r, enum openai_kind kind,
     TRY(read_sampling(root, d, r, e));
     TRY(read_stops(root, d, r, e));
     TRY(read_logprobs(root, kind, r, e));
+    TRY(read_cache_salt(root, r, e));
     TRY(read_unsupported(root, e));
     if (kind == OPENAI_TEXT) return read_text(root, d, r, e);
     TRY(openai_messages(root, &r->messages, e));
@@ -526,7 +540,9 @@ static void forget_rest(struct openai_request *r) {
     json_object_foreach_safe(r->root, next, key, v) {
         bool stops = r->n_stops && !strcmp(key, "stop");
         bool prompts = r->n_prompts && !strcmp(key, "prompt");
-        if (v != r->messages && v != r->tools && !stops && !prompts) json_object_del(r->root, key);
+        bool salt = r->cache_salt && !strcmp(key, "cache_salt");
+        if (v != r->messages && v != r->tools && !stops && !prompts && !salt)
+            json_object_del(r->root, key);
     }
 }
 

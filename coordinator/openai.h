@@ -56,6 +56,7 @@ struct openai_request {
     struct msg_sampling sampling; /* choice i of a prompt uses seed + i */
     bool logprobs;
     bool ignore_eos, include_stop;
+    const char *cache_salt;       /* NULL: none */
     int n_stops;
     const char *stops[LIMIT_STOP_STRINGS];
     int n_stop_ids;

@@ -36,6 +36,8 @@
 
 #include "coordinator/sched_state.h"
 
+#define PASSED_MAX 64 /* waiting sequences that one step looks past */
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 int sched_new(struct sched **out, const struct sched_options *o) {
@@ -74,6 +76,7 @@ void sched_free(struct sched *s) {
         free(s->seqs[i].tokens);
         free(s->seqs[i].stop_ids);
         free(s->seqs[i].pages);
+        free(s->seqs[i].names);
     }
     pages_deinit(&s->pages);
     free(s->restore.live);
@@ -98,6 +101,9 @@ static int reserve(struct seq *q) {
         int32_t *p = realloc(q->pages, (size_t)n_pages * sizeof *p);
         if (!p) return ERR_NOMEM;
         q->pages = p;
+        struct digest *d = realloc(q->names, (size_t)n_pages * sizeof *d);
+        if (!d) return ERR_NOMEM;
+        q->names = d;
         q->cap_pages = n_pages;
     }
     return OK;
@@ -152,8 +158,8 @@ static void entry_add(struct sched *s, struct seq *q, int32_t count, struct msg_
 /* A page for the row that q feeds next: true, or q sits this step out. */
 static bool page_for_row(struct sched *s, struct seq *q) {
     if (sched_pages_for(q->n_fed + 1) <= q->n_pages) return true;
-    while (s->pages.n_free == 0) {
-        if (s->pages.n_retired > 0) return false; /* an answer will free some: nobody need suffer */
+    while (pages_room(&s->pages) == 0) {
+        if (s->pages.retired.n > 0) return false; /* an answer will free some: nobody need suffer */
         struct seq *victim = &s->seqs[s->running[s->n_running - 1]];
         if (victim == q) return false;
         sched_run_remove(s, victim);
@@ -161,34 +167,66 @@ static bool page_for_row(struct sched *s, struct seq *q) {
         s->count.preemptions++;
     }
     assert(q->n_pages < q->cap_pages);
-    pages_get(&s->pages, seq_index(s, q), 1, &q->pages[q->n_pages]);
+    pages_get(&s->pages, 1, &q->pages[q->n_pages]);
     q->n_pages++;
     return true;
 }
 
-/* Gives the first of the waiting a slot and the pages of all its tokens: it, or NULL. One page per
- * running sequence is left over, or the newcomer would be preempted by the next row. */
-static struct seq *admit_next(struct sched *s, struct sched_plan *plan) {
-    while (s->wait_head != NONE && s->seqs[s->wait_head].mark == MARK_NONE) {
-        struct seq *q = &s->seqs[s->wait_head];
-        int32_t need = sched_pages_for(q->n_tokens);
-        if (s->n_running >= s->o.max_seqs || need + s->n_running > s->pages.n_free) return NULL;
+/* A slot and the pages of all its tokens for q, of which the first n_found are in the cache. */
+static void enter(struct sched *s, struct seq *q, int32_t n_found, struct sched_plan *plan) {
+    int32_t fresh = sched_pages_for(q->n_tokens) - n_found, at_step = plan->msg.step.n_pages;
+    const struct msg_sampling *p = &q->sampling;
+    int slot = 0;
+    while (s->slots[slot].seq != NONE) slot++;
+    sched_wait_remove(s, q);
+    for (int32_t i = 0; i < n_found; i++) pages_share(&s->pages, q->pages[i]);
+    int rc = pages_get(&s->pages, fresh, q->pages + n_found);
+    assert(rc == OK);
+    q->n_pages = n_found + fresh;
+    q->n_named = n_found;
+    q->n_fed = q->n_found = n_found * LIMIT_PAGE_TOKENS;
+    if (!q->entered) s->count.cached_tokens += (uint64_t)(q->n_cached = q->n_found);
+    q->entered = true;
+    q->slot = slot;
+    s->slots[slot].seq = seq_index(s, q);
+    s->slots[slot].generation++;
+    sched_run_insert(s, q);
+    /* Its entry names the pages that were found; whoever counts tokens must hear those too. */
+    bool counts = p->repetition != 1 || p->presence != 0 || p->frequency != 0;
+    bool tell = n_found && (counts || at_step + n_found > LIMIT_STEP_PAGES / 2);
+    if (tell) q->n_announced = n_found;
+    plan->tell[plan->n_admits] = tell;
+    plan->admits[plan->n_admits++] = slot;
+}
+
+/* Can q enter now? One page per running sequence is left over, or the newcomer would be preempted by
+ * the next row. */
+static bool fits(const struct sched *s, const struct seq *q, int32_t n_found, int32_t n_kept) {
+    int64_t fresh = sched_pages_for(q->n_tokens) - n_found;
+    return s->n_running < s->o.max_seqs && fresh + s->n_running <= pages_room(&s->pages) - n_kept;
+}
+
+/* Lets the first of the waiting in, from *at on: it, or NULL. Those who wait for a page that is being
+ * computed are passed over; nobody passes one for whom there is no room. */
+static struct seq *admit_next(struct sched *s, int32_t *at, int *passed, struct sched_plan *plan) {
+    while (*at != NONE && *passed < PASSED_MAX) {
+        struct seq *q = &s->seqs[*at];
+        *at = q->next;
+        if (q->mark != MARK_NONE) continue;
         if (reserve(q) < 0) {
             seq_end(s, q, ENGINE_ERROR, -1, "out of memory");
             continue;
         }
-        int slot = 0;
-        while (s->slots[slot].seq != NONE) slot++;
-        sched_wait_remove(s, q);
-        pages_get(&s->pages, seq_index(s, q), need, q->pages);
-        q->n_pages = need;
-        q->slot = slot;
-        s->slots[slot].seq = seq_index(s, q);
-        s->slots[slot].generation++;
-        sched_run_insert(s, q);
-        plan->admits[plan->n_admits++] = slot;
+        int32_t n_kept, n_found = sched_prefix_match(s, q, &n_kept);
+        if (!fits(s, q, n_found, n_kept)) break;
+        if (sched_prefix_coming(s, q, n_found)) {
+            ++*passed;
+            continue;
+        }
+        enter(s, q, n_found, plan);
         return q;
     }
+    *at = NONE;
     return NULL;
 }
 
@@ -202,7 +240,8 @@ int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
     f->planned_us = now_us;
     f->n_rows = 0;
     for (int i = 0; i < LIMIT_SLOTS; i++) f->by_slot[i] = NONE;
-    plan->n_admits = step->n_entries = step->n_tokens = step->n_pages = 0;
+    plan->n_admits = plan->n_said = step->n_entries = step->n_tokens = step->n_pages = 0;
+    plan->told = -1;
     step->generation = 0;
 
     int n_decode = 0; /* running[] may shrink at its end under this loop, never before i */
@@ -221,7 +260,9 @@ int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
         entry_add(s, q, n, step, f);
         budget -= n;
     }
-    for (struct seq *q; budget > 0 && (q = admit_next(s, plan));) {
+    int passed = 0;
+    int32_t at = s->wait_head;
+    for (struct seq *q; budget > 0 && (q = admit_next(s, &at, &passed, plan));) {
         int32_t n = MIN(to_feed(q), budget);
         entry_add(s, q, n, step, f);
         budget -= n;
@@ -233,13 +274,29 @@ int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
     return 1;
 }
 
-void sched_admit(const struct sched *s, int slot, struct msg_admit *out) {
-    assert(slot >= 0 && slot < LIMIT_SLOTS && s->slots[slot].seq != NONE);
-    const struct seq *q = &s->seqs[s->slots[slot].seq];
-    out->slot = slot;
-    out->slot_generation = s->slots[slot].generation;
+void seq_admit(const struct sched *s, const struct seq *q, struct msg_admit *out) {
+    out->slot = q->slot;
+    out->slot_generation = s->slots[q->slot].generation;
     out->n_prompt = q->n_prompt;
     out->sampling = q->sampling;
+}
+
+bool sched_plan_next(const struct sched *s, struct sched_plan *plan, struct msg *m) {
+    for (; plan->n_said < plan->n_admits; plan->n_said++, plan->told = -1) {
+        const struct seq *q = &s->seqs[s->slots[plan->admits[plan->n_said]].seq];
+        if (plan->told < 0) {
+            m->type = MSG_ADMIT;
+            seq_admit(s, q, &m->admit);
+            plan->told = 0;
+            return true;
+        }
+        if (plan->tell[plan->n_said] && plan->told < q->n_found) {
+            m->type = MSG_RESTORE;
+            plan->told += sched_history(s, q, plan->told, q->n_found, &m->restore);
+            return true;
+        }
+    }
+    return false;
 }
 
 int sched_in_flight(const struct sched *s) {
@@ -318,6 +375,12 @@ int sched_commit(struct sched *s, const struct msg_tokens *t, uint64_t now_us,
         double now_rate = f->n_rows * 1e6 / (double)(now_us - f->planned_us);
         s->rows_per_s = s->rows_per_s > 0 ? 0.9 * s->rows_per_s + 0.1 * now_rate : now_rate;
     }
+    for (int i = 0; i < f->n; i++) { /* before anybody ends: what they leave can be found */
+        const struct flight_entry *e = &f->e[i];
+        const struct slot *slot = &s->slots[e->slot];
+        if (slot->seq != NONE && slot->generation == e->generation)
+            sched_prefix_answered(s, &s->seqs[slot->seq], e->next_pos);
+    }
     for (int i = 0; i < t->n; i++) {
         const struct msg_token *k = &t->tokens[i];
         const struct slot *slot = &s->slots[k->slot];
@@ -343,6 +406,7 @@ void sched_counts(const struct sched *s, struct sched_counts *out) {
     out->waiting_tokens = s->waiting_tokens;
     out->pages_used = pages_used(&s->pages);
     out->pages_total = s->pages.n;
+    out->pages_kept = s->pages.kept.n;
 }
 
 void sched_print(FILE *f, const struct sched *s) {
@@ -350,7 +414,7 @@ void sched_print(FILE *f, const struct sched *s) {
             "sched running=%d waiting=%d in_flight=%d step=%" PRIu64 " pages=%" PRId64 "/%" PRId64
             " retired=%" PRId64 "\n",
             s->n_running, s->n_waiting, s->n_flight, s->last_id, pages_used(&s->pages), s->pages.n,
-            s->pages.n_retired);
+            s->pages.retired.n);
     for (int i = 0; i < s->n_running; i++) {
         const struct seq *q = &s->seqs[s->running[i]];
         fprintf(f,

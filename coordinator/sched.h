@@ -11,12 +11,14 @@
  * Fails how: codes of proto/base.h; a request that was accepted ends exactly once (a cancelled one
  * silently), whatever the device does.
  * Limits: LIMIT_QUEUE_*, LIMIT_STEP_*, LIMIT_SLOTS.
- * Files: sched.c, sched_queue.c, sched_restore.c.  Tested by: tests/unit/test_sched.c (rules, and a simulation with a model of the workers)
+ * Files: sched.c, sched_queue.c, sched_prefix.c, sched_restore.c.
+ * Tested by: tests/unit/test_sched*.c (rules, and a simulation with a model of the workers)
  */
 #ifndef OCTAVO_COORDINATOR_SCHED_H
 #define OCTAVO_COORDINATOR_SCHED_H
 
 #include "coordinator/engine.h"
+#include "coordinator/pages.h"
 #include "proto/base.h"
 #include "proto/msg.h"
 
@@ -33,13 +35,16 @@ struct sched_options {
     int64_t context;     /* tokens of one sequence, prompt and output */
     const int32_t *eog;  /* the model's end tokens; copied */
     int n_eog;
+    bool prefix_cache;   /* share the pages of what was computed before */
+    struct digest secret;/* random: the names of pages cannot be guessed */
 };
 
-/* What is to be said to the workers next: an ADMIT for each slot listed (sched_admit fills it),
- * then the step. */
+/* What is to be said to the workers next: what sched_plan_next gives, then the step. */
 struct sched_plan {
-    int n_admits;
+    int n_admits, n_said;
     int admits[LIMIT_SLOTS]; /* slots */
+    bool tell[LIMIT_SLOTS];  /* by index into admits: what it found in the cache is told by RESTORE */
+    int32_t told;            /* positions of the one being told; -1: not even admitted */
     struct msg msg;          /* type MSG_STEP; the generation is left to the sender */
 };
 
@@ -60,6 +65,8 @@ struct sched_counts {
     int64_t pages_used, pages_total;
     uint64_t steps, preemptions, replays, resumed; /* resumed: without being computed again */
     uint64_t prompt_tokens, output_tokens;
+    uint64_t cached_tokens;       /* of prompts, found in the cache */
+    int64_t pages_kept;           /* free to be taken, but may be found again */
 };
 
 int sched_new(struct sched **out, const struct sched_options *o);
@@ -83,7 +90,9 @@ void sched_end_all(struct sched *s, enum engine_finish reason, const char *error
 
 /* The next step: 1 and *plan filled; 0: nothing to feed, or `depth` steps are in flight. */
 int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan);
-void sched_admit(const struct sched *s, int slot, struct msg_admit *out);
+/* What comes before the step, one message at a time: an ADMIT for each sequence that takes a slot,
+ * and a RESTORE or several if it is to be told what the cache holds of it already. False: all is said. */
+bool sched_plan_next(const struct sched *s, struct sched_plan *plan, struct msg *m);
 int sched_in_flight(const struct sched *s);
 uint64_t sched_take_id(struct sched *s); /* for a step that is not the scheduler's: its id */
 bool sched_idle(const struct sched *s); /* no request at all */

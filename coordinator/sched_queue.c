@@ -21,11 +21,6 @@ static struct seq *seq_find(const struct sched *s, uint64_t id) {
     return q->state != SEQ_FREE && q->generation == id >> INDEX_BITS ? q : NULL;
 }
 
-/* The one order of everything: lower priority value first, then earlier arrival. */
-static bool seq_before(const struct seq *a, const struct seq *b) {
-    return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
-}
-
 /* Tokens one sequence may have: the last one sampled is never fed, so it needs no place. */
 static int64_t sched_total_max(const struct sched *s) {
     int64_t cache = s->pages.n * LIMIT_PAGE_TOKENS + 1;
@@ -43,7 +38,10 @@ struct sched_event *sched_event_new(struct sched *s, const struct seq *q) {
     e->dead = false;
     e->error[0] = 0;
     e->ev = (struct engine_event){
-        .stop_token = -1, .n_prompt = q->n_prompt, .n_output = q->n_tokens - q->n_prompt};
+        .stop_token = -1,
+        .n_prompt = q->n_prompt,
+        .n_cached = q->n_cached,
+        .n_output = q->n_tokens - q->n_prompt};
     return e;
 }
 
@@ -94,10 +92,10 @@ void sched_run_remove(struct sched *s, struct seq *q) {
     while (s->running[at] != seq_index(s, q)) at++;
     s->n_running--;
     memmove(&s->running[at], &s->running[at + 1], (size_t)(s->n_running - at) * sizeof(int32_t));
-    pages_put(&s->pages, seq_index(s, q), q->pages, q->n_pages, q->last_step);
+    pages_put(&s->pages, q->pages, q->n_pages, q->last_step);
     s->slots[q->slot].seq = NONE;
     q->slot = NONE;
-    q->n_pages = q->n_announced = q->n_fed = q->n_pending = 0;
+    q->n_pages = q->n_announced = q->n_named = q->n_found = q->n_fed = q->n_pending = 0;
 }
 
 static void seq_drop(struct sched *s, struct seq *q) {
@@ -108,7 +106,9 @@ static void seq_drop(struct sched *s, struct seq *q) {
     free(q->tokens);
     free(q->stop_ids);
     free(q->pages);
+    free(q->names);
     q->tokens = q->stop_ids = q->pages = NULL;
+    q->names = NULL;
     q->cap_tokens = q->cap_pages = 0;
     q->state = SEQ_FREE;
     q->next = s->free_head;
@@ -186,6 +186,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t now_u
                       .n_stop_ids = r->n_stop_ids,
                       .ignore_eos = r->ignore_eos,
                       .sampling = r->sampling,
+                      .root = sched_digest(s->o.secret, r->cache_salt, r->n_cache_salt),
                       .slot = NONE};
     sched_wait_insert(s, q);
     *id = seq_id(s, q);

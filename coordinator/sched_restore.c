@@ -11,7 +11,8 @@
  * (the token sampled last, the counts for penalties) is undone by admitting the sequence anew and
  * telling its history. So a sequence goes on exactly as it would have.
  *
- * A page that nobody needs is not copied, but a short gap between two runs is: ranks that meet once
+ * Named pages are copied whether or not somebody holds them: to copy is a thousand times cheaper than
+ * to compute. A page that nobody needs is not, but a short gap between two runs is: ranks that meet once
  * more lose more time than a few pages cost.
  */
 #include <string.h>
@@ -53,6 +54,7 @@ void sched_restore_begin(struct sched *s) {
         const struct seq *q = &s->seqs[s->running[i]];
         for (int32_t k = 0; k < sched_pages_for(q->n_fed); k++) r->live[q->pages[k]] = 1;
     }
+    for (int64_t i = 0; i < s->pages.n; i++) r->live[i] |= s->pages.page[i].named;
 }
 
 /* The next run of live pages: false when there is none. */
@@ -77,26 +79,25 @@ static bool next_copy(struct sched *s, struct msg_copy *c) {
     return c->n_runs > 0;
 }
 
-/* The next positions of q, one entry: what was fed, and the pages it lies in. */
-static void next_history(struct sched *s, const struct seq *q, struct msg_step *m) {
-    struct sched_restore *r = &s->restore;
-    int32_t n = MIN(q->n_fed - r->pos, LIMIT_STEP_ROWS); /* whole pages but for the last */
-    int32_t page = r->pos / LIMIT_PAGE_TOKENS;
+int32_t sched_history(const struct sched *s, const struct seq *q, int32_t pos, int32_t end,
+                      struct msg_step *m) {
+    int32_t n = MIN(end - pos, LIMIT_STEP_ROWS); /* whole pages but for the last */
+    int32_t page = pos / LIMIT_PAGE_TOKENS;
     static_assert(LIMIT_STEP_ROWS % LIMIT_PAGE_TOKENS == 0, "a message ends where a page does");
     m->id = s->last_id;
     m->generation = 0;
     m->n_entries = 1;
     m->n_tokens = n;
-    m->n_pages = sched_pages_for(r->pos + n) - page;
+    m->n_pages = sched_pages_for(pos + n) - page;
     m->entries[0] = (struct msg_entry){.slot = q->slot,
                                        .slot_generation = s->slots[q->slot].generation,
-                                       .pos = r->pos,
+                                       .pos = pos,
                                        .count = n,
                                        .page_first = page,
                                        .n_pages = m->n_pages};
-    memcpy(m->tokens, q->tokens + r->pos, (size_t)n * sizeof *m->tokens);
+    memcpy(m->tokens, q->tokens + pos, (size_t)n * sizeof *m->tokens);
     memcpy(m->pages, q->pages + page, (size_t)m->n_pages * sizeof *m->pages);
-    r->pos += n;
+    return n;
 }
 
 bool sched_restore_next(struct sched *s, struct msg *m) {
@@ -107,13 +108,13 @@ bool sched_restore_next(struct sched *s, struct msg *m) {
         const struct seq *q = &s->seqs[s->running[r->running]];
         if (r->pos == NONE) {
             m->type = MSG_ADMIT;
-            sched_admit(s, q->slot, &m->admit);
+            seq_admit(s, q, &m->admit);
             r->pos = 0;
             return true;
         }
         if (r->pos < q->n_fed) {
             m->type = MSG_RESTORE;
-            next_history(s, q, &m->restore);
+            r->pos += sched_history(s, q, r->pos, q->n_fed, &m->restore);
             return true;
         }
     }

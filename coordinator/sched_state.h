@@ -1,6 +1,6 @@
 /* coordinator/sched_state.h: the inside of a scheduler, for the files sched*.c alone. See sched.h.
  *
- * Owns: nothing.  Called by: sched.c, sched_queue.c, sched_restore.c.
+ * Owns: nothing.  Called by: sched.c, sched_queue.c, sched_prefix.c, sched_restore.c.
  */
 #ifndef OCTAVO_COORDINATOR_SCHED_STATE_H
 #define OCTAVO_COORDINATOR_SCHED_STATE_H
@@ -35,7 +35,14 @@ struct seq {
     int32_t n_fed, n_pending;
     int32_t *pages; /* its page table */
     int32_t n_pages, n_announced, cap_pages;
+    int32_t n_found;    /* positions that were in the cache when it took the slot */
     uint64_t last_step; /* the last planned step that names it */
+    /* the prefix cache */
+    struct digest root;
+    struct digest *names; /* [cap_pages] of its full pages */
+    int32_t n_names, n_named;  /* known; told to the page account */
+    bool entered;              /* it has had a slot before */
+    int32_t n_cached;          /* of the prompt, found in the cache when it first had one */
 };
 
 struct slot {
@@ -95,6 +102,11 @@ static inline uint64_t seq_id(const struct sched *s, const struct seq *q) {
     return (uint64_t)q->generation << INDEX_BITS | (uint64_t)seq_index(s, q);
 }
 
+/* The one order of everything: lower priority value first, then earlier arrival. */
+static inline bool seq_before(const struct seq *a, const struct seq *b) {
+    return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
+}
+
 static inline int32_t sched_pages_for(int64_t tokens) {
     return (int32_t)((tokens + LIMIT_PAGE_TOKENS - 1) / LIMIT_PAGE_TOKENS);
 }
@@ -109,5 +121,24 @@ void sched_run_remove(struct sched *s, struct seq *q);
 /* The end of a request: its event is written and its place is free. */
 void seq_end(struct sched *s, struct seq *q, enum engine_finish reason, int32_t stop_token,
              const char *error);
+
+/* sched.c */
+void seq_admit(const struct sched *s, const struct seq *q, struct msg_admit *out);
+
+/* sched_prefix.c */
+/* SipHash-2-4 with 128 bits of output. */
+struct digest sched_digest(struct digest key, const void *bytes, size_t n);
+/* How many of the first pages of q, which has none yet, are in the cache. They are written into its
+ * page table, not yet held; *n_kept: of them, those that nobody holds. */
+int32_t sched_prefix_match(const struct sched *s, struct seq *q, int32_t *n_kept);
+/* The page behind those matched is being computed by a sequence that goes before q. */
+bool sched_prefix_coming(const struct sched *s, const struct seq *q, int32_t n_matched);
+/* Positions below n_answered of q are in the caches of all ranks. */
+void sched_prefix_answered(struct sched *s, struct seq *q, int32_t n_answered);
+
+/* sched_restore.c */
+/* One entry of m: the positions pos…end of q, or as many as fit, and their pages; how many. */
+int32_t sched_history(const struct sched *s, const struct seq *q, int32_t pos, int32_t end,
+                      struct msg_step *m);
 
 #endif

@@ -20,6 +20,7 @@ struct settings {
     int64_t reclaim_timeout, probe_port;
     const char *device_memory;
     const char *devices, *collective, *shard_cache;
+    const char *prefix_cache; /* "on", "off" */
     int n_devices;
     struct gpus gpus;
     char model_path[SETTINGS_PATH_BYTES]; /* the demonstration model, if none was named */

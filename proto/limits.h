@@ -49,6 +49,7 @@
 #define LIMIT_STALL_SECONDS      120         /* unsent bytes and no progress */
 
 #define LIMIT_QUIET_SECONDS      15          /* of a stream before a comment says that it lives */
+#define LIMIT_CANARY_SECONDS     30          /* for the token that a probe asks for */
 #define LIMIT_ANSWER_BYTES       (256u << 20) /* gathered for one answer that is not streamed */
 #define LIMIT_API_KEYS           1024
 #define LIMIT_API_KEY_BYTES      512
@@ -59,6 +60,7 @@
 #define LIMIT_CHOICES           64 /* n */
 #define LIMIT_SEQUENCES         256 /* prompts times n of one request */
 #define LIMIT_PROMPT_BYTES      (64u << 20) /* of one rendered conversation */
+#define LIMIT_CACHE_SALT_BYTES  1024
 #define LIMIT_STOP_STRINGS      16
 #define LIMIT_STOP_STRING_BYTES 1024
 #define LIMIT_TOOLS             512
