@@ -351,6 +351,13 @@ bool control_next(struct control *c, struct note *out) {
     return any;
 }
 
+bool control_has_next(struct control *c) {
+    pthread_mutex_lock(&c->mutex);
+    bool any = c->inbox.head != c->inbox.tail;
+    pthread_mutex_unlock(&c->mutex);
+    return any;
+}
+
 int control_fd(const struct control *c) {
     return c->inbox.fd;
 }

@@ -56,7 +56,8 @@ void control_post(struct control *c, const struct note *n);
 
 /* From the coordinator: the next JOIN, ABORT or STOP; false when there is none. */
 bool control_next(struct control *c, struct note *out);
-int control_fd(const struct control *c); /* readable when control_next has something */
+int control_fd(const struct control *c); /* readable when control_next may have something */
+bool control_has_next(struct control *c); /* it has */
 
 /* The communicator that an ABORT shall hit; NULL before closing it. A generation that was aborted
  * before it was opened is aborted here. */

@@ -381,8 +381,7 @@ static void close_coll(struct worker *w) {
 
 static bool has_notes(void *user) {
     const struct worker *w = user;
-    struct pollfd fd = {.fd = control_fd(w->control), .events = POLLIN};
-    return poll(&fd, 1, 0) > 0;
+    return control_has_next(w->control);
 }
 
 /* ERR_ABORTED: left unfinished, since there is news. */
