@@ -34,7 +34,7 @@ int graphs_tier(const struct model *m, int context);
 int graphs_count(const struct model *m);
 
 /* Sets m->work_bytes, m->graph_bytes and m->n_graphs; before any memory is allocated. */
-int graphs_measure(struct model *m, struct err_text *err);
+void graphs_measure(struct model *m);
 
 struct graphs_report {
     int made;       /* 0: all were known */

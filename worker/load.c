@@ -245,16 +245,15 @@ static int make_layers(struct model *m, struct err_text *err) {
 }
 
 /* With arenas at an address that nobody will read. */
-static int measure_steps(struct loader *l, struct err_text *err) {
+static void measure_steps(struct loader *l) {
     struct model *m = l->m;
     m->arena[ARENA_WEIGHTS] = m->arena[ARENA_SCRATCH] = (void *)(uintptr_t)ARENA_ALIGN;
     point_planned(l);
     for (int i = 0; i < m->hp.n_layers; i++)
         m->layers[i].cache = (struct kcache){m->arena[ARENA_SCRATCH], m->arena[ARENA_SCRATCH]};
-    int rc = graphs_measure(m, err);
+    graphs_measure(m);
     m->arena[ARENA_WEIGHTS] = m->arena[ARENA_SCRATCH] = NULL;
     for (int i = 0; i < m->hp.n_layers; i++) m->layers[i].cache = (struct kcache){NULL, NULL};
-    return rc;
 }
 
 static int allocate_planned(struct loader *l, struct err_text *err) {
@@ -310,7 +309,7 @@ int model_load(struct model *m, const struct gguf *g, const struct model_options
     m->hp.dims.n_heads = (int)heads;
     if (rc == OK) rc = plan_sizes(m, o, err);
     if (rc == OK) rc = make_layers(m, err);
-    if (rc == OK && m->k->measure_begin) rc = measure_steps(&l, err);
+    if (rc == OK && m->k->measure_begin) measure_steps(&l);
     if (rc == OK && o->print_plan) model_print_plan(stderr, m);
     if (rc == OK) rc = allocate_planned(&l, err);
     if (rc == OK) rc = fill_weights(&l, g, o, progress, err);

@@ -113,20 +113,24 @@ static void make_table(void) {
     room = GRAPHS;
 }
 
-/* The demonstration model on the stand-in, for 5 slots and 200 positions. */
-static void load(struct model *m) {
+/* A rank of the demonstration model on the stand-in, for 5 slots and 200 positions. */
+static void load_of(struct model *m, int world) {
     char path[512], why[64];
     const char *root = getenv("OCTAVO_SOURCE_ROOT");
     struct gguf *g;
     struct err_text err = {0};
     const struct model_options o = {
-        .world = 1, .max_slots = 5, .max_rows = 80, .max_outs = 20, .context = 200};
+        .world = world, .max_slots = 5, .max_rows = 80, .max_outs = 20, .context = 200};
     snprintf(path, sizeof path, "%s/tests/models/tiny.gguf", root ? root : ".");
     make_table();
     *m = (struct model){.k = &table, .ctx = table.open(0, why, sizeof why)};
     if (gguf_open(&g, path, &err) < 0) fail_msg("%s", err.text);
     if (model_load(m, g, &o, (struct load_progress){0}, &err) < 0) fail_msg("%s", err.text);
     gguf_close(g);
+}
+
+static void load(struct model *m) {
+    load_of(m, 1);
 }
 
 /* ---- tests ------------------------------------------------------------------------------- */
@@ -198,6 +202,10 @@ static void workspace_and_graphs_are_counted_before_memory_is_allocated(void **s
     if (!strstr(text, "\n  workspace ") || !strstr(text, "\n  step graphs "))
         fail_msg("expected rows for workspace and step graphs, found:\n%s", text);
     free(text);
+    uint64_t alone = m.graph_bytes;
+    model_unload(&m);
+    load_of(&m, 2);
+    assert_int_equal(m.graph_bytes, alone);
     model_unload(&m);
 }
 
