@@ -1,6 +1,7 @@
 /* coordinator/cmd_inspect.c: `octavo inspect PATH`: what is in a GGUF file.
  *
- * Prints the metadata, then the tensors by type and one by one. Nothing of the weights is read.
+ * Prints the metadata, then the tensors by type and one by one; nothing of the weights is read.
+ * With --check it reads all of them and prints what is damaged instead; exit 2 if something is.
  *
  * Owns: the mapping while it runs.  Called by: main.c.
  * Fails how: one sentence and exit code 2.  Tested by: tests/serve/test_inspect.py
@@ -10,6 +11,7 @@
 #include <string.h>
 
 #include "coordinator/cmd.h"
+#include "coordinator/inspect_check.h"
 #include "proto/base.h"
 #include "proto/gguf.h"
 #include "proto/opt.h"
@@ -110,20 +112,32 @@ static void print_tensors(const struct gguf *g) {
     }
 }
 
+static int print_all(const struct gguf *g) {
+    print_metadata(g);
+    print_types(g);
+    print_tensors(g);
+    return OK;
+}
+
 int cmd_inspect(int argc, char **argv) {
     struct err_text err = {0};
     struct gguf *g;
-    int n = opt_parse(NULL, 0, argc, argv, 1,
-                      "usage: octavo inspect PATH\nPrints what is in a GGUF file.", &err);
+    bool check = false;
+    uint64_t bad = 0;
+    const struct opt rows[] = {
+        {.name = "check", .kind = OPT_FLAG, .out = &check,
+         .help = "Read all weights instead, and say which scales are infinite or NaN."},
+    };
+    int n = opt_parse(rows, ARRAY_LEN(rows), argc, argv, 1,
+                      "usage: octavo inspect [--check] PATH\nPrints what is in a GGUF file.", &err);
     if (n == ERR_CLOSED) return EXIT_ASKED;
     if (n == 0) n = err_set(&err, ERR_SETUP, "expected the path of a GGUF file, found none");
     if (n < 0 || gguf_open(&g, argv[1], &err) < 0) {
         fprintf(stderr, "octavo inspect: %s\n", err.text);
         return EXIT_SETUP;
     }
-    print_metadata(g);
-    print_types(g);
-    print_tensors(g);
+    n = check ? inspect_check(g, &bad, &err) : print_all(g);
     gguf_close(g);
-    return EXIT_ASKED;
+    if (n < 0) fprintf(stderr, "octavo inspect: %s\n", err.text);
+    return n < 0 || bad ? EXIT_SETUP : EXIT_ASKED;
 }

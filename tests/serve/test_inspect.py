@@ -1,6 +1,7 @@
 """`octavo inspect`, `octavo version` and help: what they print, and the sentence when they cannot."""
 import subprocess
 
+from gguf import GGUFReader
 from octavo import BUILD, SOURCE
 
 
@@ -23,6 +24,30 @@ def test_inspect_refuses_what_is_no_model_with_a_sentence(tmp_path):
     for arguments in (["inspect"], ["inspect", tmp_path / "poem.gguf"], ["inspect", tmp_path / "none.gguf"], ["inspect", "--x"]):
         code, out, err = octavo(*arguments)
         assert code == 2 and not out and len(err.splitlines()) == 1, (arguments, code, out, err)
+
+
+def test_check_finds_damaged_scales_and_says_where(tmp_path):
+    whole = (SOURCE / "tests/models/tiny.gguf").read_bytes()
+    file = tmp_path / "model.gguf"
+    file.write_bytes(whole)
+    code, out, err = octavo("inspect", "--check", file)
+    assert (code, err) == (0, "") and out.startswith("checked 130 tensors, 26984000 bytes in 1 file: 0 blocks"), (code, out, err)
+
+    tensors = {t.name: t for t in GGUFReader(SOURCE / "tests/models/tiny.gguf").tensors}
+    damaged = bytearray(whole)
+    for name, row in (("blk.1.ffn_down_exps.weight", 3), ("output_norm.weight", 0)):
+        t = tensors[name]
+        row_bytes = int(t.n_bytes) // (int(t.n_elements) // int(t.shape[0]))
+        at = int(t.data_offset) + row * row_bytes
+        damaged[at:at + 4] = b"\xff" * 4 if row == 0 else b"\x00\xfc" + damaged[at + 2:at + 4]
+    file.write_bytes(damaged)
+    code, out, err = octavo("inspect", "--check", file)
+    assert (code, err) == (2, "") and len(out.splitlines()) == 3, (code, out, err)
+    assert "expected finite scales, found 1 of" in out and "the first in row 3 of" in out and out.endswith(": 2 blocks with a scale that is not finite\n"), out
+
+    file.write_bytes(whole[:-100])
+    code, out, err = octavo("inspect", "--check", file)
+    assert code == 2 and not out and "bytes of data at offset" in err and str(file) in err, (code, out, err)
 
 
 def test_help_and_version_end_with_0_and_no_command_with_2():

@@ -420,6 +420,37 @@ static const struct {
      {.cut = 28, .tail = "GGUF\3\0\0\0" N8("\0") N8("\0"), .tail_bytes = 24}},
 };
 
+/* The largest piece of memory asked for: the linker sends the calls here. */
+static size_t asked_most;
+
+void *__real_malloc(size_t);
+void *__real_calloc(size_t, size_t);
+void *__real_realloc(void *, size_t);
+void *__wrap_malloc(size_t);
+void *__wrap_calloc(size_t, size_t);
+void *__wrap_realloc(void *, size_t);
+
+void *__wrap_malloc(size_t n) {
+    asked_most = MAX(asked_most, n);
+    return __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t each) {
+    size_t bytes = 0;
+    asked_most = __builtin_mul_overflow(n, each, &bytes) ? SIZE_MAX : MAX(asked_most, bytes);
+    return __real_calloc(n, each);
+}
+
+void *__wrap_realloc(void *p, size_t n) {
+    asked_most = MAX(asked_most, n);
+    return __real_realloc(p, n);
+}
+
+/* What a refusal may have asked for: a table of as many records as the bytes could hold. */
+static size_t fair_bytes(const struct bytes *b) {
+    return 8 * b->n + 4096;
+}
+
 static void a_wrong_file_is_refused_with_what_was_expected_and_found(void **state) {
     UNUSED(state);
     int failures = 0;
@@ -427,7 +458,11 @@ static void a_wrong_file_is_refused_with_what_was_expected_and_found(void **stat
         struct bytes b;
         struct gguf *g = NULL;
         struct err_text err;
+        asked_most = 0;
         int rc = parse(&g, &wrong[i].s, &b, &err);
+        if (asked_most > fair_bytes(&b))
+            fail_msg("%s: expected to be asked for at most %zu bytes, found %zu", wrong[i].name,
+                     fair_bytes(&b), asked_most);
         bool good = rc < 0 && strstr(err.text, wrong[i].expect) &&
                     !strncmp(err.text, "f.gguf: ", 8);
         if (!good) {

@@ -13,6 +13,7 @@
 #include <ftw.h>
 #include <limits.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "proto/gguf.h"
@@ -351,6 +352,61 @@ static void a_refusal_leaves_no_descriptor_open(void **state) {
     assert_int_equal(before, after);
 }
 
+#define BIG_PARTS   11
+#define BIG_TENSORS 182 /* a part */
+#define BIG_TOKENS  154880
+
+/* Part `number` of a model as large as the real ones: a true header, and a hole for data. */
+static void write_big_part(int number) {
+    struct bytes b = {0};
+    char name[64];
+    const uint64_t ne[3] = {6144, 2048, 16}, bytes = 6144 / 256 * 144 * 2048ull * 16;
+    bool first = number == 1;
+    put_header(&b, 3, BIG_TENSORS, first ? 5 : 3);
+    put_key(&b, "split.no", GGUF_U16);
+    put_u16(&b, (uint16_t)(number - 1));
+    put_key(&b, "split.count", GGUF_U16);
+    put_u16(&b, BIG_PARTS);
+    put_key(&b, "split.tensors.count", GGUF_I32);
+    put_u32(&b, BIG_PARTS * BIG_TENSORS);
+    const char *const keys[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"};
+    for (int k = 0; first && k < 2; k++) {
+        put_key(&b, keys[k], GGUF_ARRAY);
+        put_u32(&b, GGUF_STRING);
+        put_u64(&b, (uint64_t)(k + 1) * BIG_TOKENS);
+        for (int i = 0; i < (k + 1) * BIG_TOKENS; i++) {
+            snprintf(name, sizeof name, "token %d", i);
+            put_str(&b, name);
+        }
+    }
+    for (int i = 0; i < BIG_TENSORS; i++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_gate_exps.%d.weight", number, i);
+        put_tensor(&b, name, 3, ne, 12, (uint64_t)i * bytes);
+    }
+    put_padding(&b, 32);
+    write_file(part_name(number, BIG_PARTS), &b);
+    if (truncate(part_name(number, BIG_PARTS), (off_t)(b.n + BIG_TENSORS * bytes)) < 0)
+        fail_msg("a file with a hole: %s", strerror(errno));
+    free(b.p);
+}
+
+/* Processor time, which a busy machine does not change; it takes a fiftieth of the bound. */
+static void eleven_parts_with_two_thousand_tensors_open_in_a_moment(void **state) {
+    UNUSED(state);
+    struct gguf *g;
+    struct err_text err = {0};
+    for (int i = 1; i <= BIG_PARTS; i++) write_big_part(i);
+    clock_t before = clock();
+    if (gguf_open(&g, part_name(4, BIG_PARTS), &err)) fail_msg("expected ok, found %s", err.text);
+    double seconds = (double)(clock() - before) / CLOCKS_PER_SEC;
+    assert_int_equal(gguf_n_tensors(g), BIG_PARTS * BIG_TENSORS);
+    assert_true(gguf_total_bytes(g) > 200e9);
+    if (seconds > 1)
+        fail_msg("%d parts: expected less than 1 s of processor time, found %.2f", BIG_PARTS,
+                 seconds);
+    gguf_close(g);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 
 int main(void) {
@@ -368,6 +424,7 @@ int main(void) {
         TEST(a_file_joined_with_cat_is_refused_with_a_hint),
         TEST(what_is_no_file_is_refused_without_waiting),
         TEST(keys_outlive_a_file_that_is_cut_while_it_is_open),
+        TEST(eleven_parts_with_two_thousand_tensors_open_in_a_moment),
         TEST(a_refusal_leaves_no_descriptor_open),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
