@@ -252,7 +252,7 @@ static int run(struct serve *s, struct err_text *err) {
 }
 
 int cmd_serve(int argc, char **argv) {
-    static struct serve s;
+    static struct serve s = {.notify = {.fd = -1}};
     struct err_text err = {0};
     enum log_level level = LOG_INFO;
     s.start_ns = uv_hrtime();
@@ -271,6 +271,7 @@ int cmd_serve(int argc, char **argv) {
         log_install_crash_report();
         rc = run(&s, &err);
     }
+    notify_close(&s.notify);
     tok_close(s.tok);
     if (s.g) gguf_close(s.g);
     if (rc < 0) {

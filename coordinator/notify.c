@@ -11,16 +11,19 @@
  * How long loading and draining take depends on the model and on the clients, so the manager's fixed
  * limits are moved ahead of us for as long as the loop turns; the bounds that count are our own
  * (--load-timeout, --drain-timeout), because they know what they wait for.
+ *
+ * Why not libsystemd: its sd_notify waits while the manager's queue of ten or so is full, and with it
+ * would wait every client. What cannot be sent now is said again at the next look.
  */
 #include "coordinator/notify.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifdef OCTAVO_HAVE_SYSTEMD
-#include <systemd/sd-daemon.h>
-#endif
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "proto/log.h"
 
@@ -28,16 +31,33 @@
 #define EXTEND_US 30000000ull /* from one "still at it" to the next, generously */
 #define STUCK_US  10000000ull
 
+/* A path, or with @ before it a name in the abstract name space. -1: nobody there. */
+static int connect_to(const char *name) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    size_t n = name ? strlen(name) : 0;
+    if (n < 2 || n >= sizeof at.sun_path || (*name != '/' && *name != '@')) return -1;
+    memcpy(at.sun_path, name, n);
+    if (*name == '@') at.sun_path[0] = 0;
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&at, bytes) == 0) return fd;
+    log_warn("no_notify", "socket=\"%s\" why=\"%s\"", name, strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
 void notify_open(struct notify *n) {
-    *n = (struct notify){.period_ms = PERIOD_MS};
-#ifdef OCTAVO_HAVE_SYSTEMD
-    uint64_t watchdog_us = 0;
-    n->watchdog = sd_watchdog_enabled(0, &watchdog_us) > 0;
+    const char *usec = getenv("WATCHDOG_USEC"), *pid = getenv("WATCHDOG_PID");
+    uint64_t watchdog_us = usec ? strtoull(usec, NULL, 10) : 0;
+    if (pid && strtoll(pid, NULL, 10) != getpid()) watchdog_us = 0;
+    *n = (struct notify){.period_ms = PERIOD_MS, .fd = connect_to(getenv("NOTIFY_SOCKET"))};
+    n->watchdog = n->fd >= 0 && watchdog_us > 0;
     if (n->watchdog) n->period_ms = (unsigned)MAX(10, MIN(PERIOD_MS, watchdog_us / 4000));
-#else
-    if (getenv("NOTIFY_SOCKET"))
-        log_warn("no_notify", "why=\"built without libsystemd: the service manager hears nothing\"");
-#endif
+}
+
+void notify_close(struct notify *n) {
+    if (n->fd >= 0) close(n->fd);
+    n->fd = -1;
 }
 
 static void loading(const struct engine_status *st, char line[NOTIFY_LINE_BYTES]) {
@@ -54,7 +74,7 @@ static void loading(const struct engine_status *st, char line[NOTIFY_LINE_BYTES]
 
 static void line_of(const struct engine_status *st, bool stopping, char line[NOTIFY_LINE_BYTES]) {
     const char *state = engine_state_name(st->state);
-    if (st->state == ENGINE_LOADING)
+    if (st->state < ENGINE_READY)
         loading(st, line);
     else if (st->state == ENGINE_READY && !stopping)
         snprintf(line, NOTIFY_LINE_BYTES, "%s: %d ranks, %d running, %d waiting", state,
@@ -103,8 +123,7 @@ const char *notify_text(struct notify *n, const struct engine_status *st, bool r
 
 void notify_look(struct notify *n, const struct engine_status *st, bool ready, bool stopping) {
     char text[NOTIFY_BYTES];
-    if (!*notify_text(n, st, ready, stopping, text)) return;
-#ifdef OCTAVO_HAVE_SYSTEMD
-    sd_notify(0, text);
-#endif
+    struct notify then = *n; /* what is known to have been told, once it is sent */
+    if (n->fd < 0 || !*notify_text(&then, st, ready, stopping, text)) return;
+    if (send(n->fd, text, strlen(text), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) *n = then;
 }

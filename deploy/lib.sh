@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # deploy/lib.sh: what the scripts share: sentences, packages, ports.
 #
-# Sourced by: deploy/quickstart, deploy/bundle, tests/run.
+# Sourced by: deploy/quickstart, deploy/bundle, deploy/restart, deploy/probe, tests/run.
 # Fails how: one sentence on stderr and exit 2 (the set-up is wrong, trying again will not help).
 
 top=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -65,6 +65,16 @@ packages_need() {
     as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get -q -y --no-install-recommends install "${install[@]}" >/dev/null ||
         die 2 "apt-get could not install: ${install[*]}"
+}
+
+# The program octavo: what OCTAVO says, else beside deploy/, in build/, or on the search path.
+find_octavo() {
+    local program places=("$top/octavo" "$top/build/octavo" "$(command -v octavo || true)")
+    [[ -z ${OCTAVO-} ]] || places=("$OCTAVO")
+    for program in "${places[@]}"; do
+        [[ -f $program && -x $program ]] && printf '%s\n' "$program" && return
+    done
+    return 1
 }
 
 gpu_here() { compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null; }

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -20,6 +22,27 @@ static int fresh(void **state) {
     n = (struct notify){.watchdog = true};
     st = (struct engine_status){.state = ENGINE_LOADING, .why = "loading the model", .n_workers = 2};
     return 0;
+}
+
+/* A manager whose queue is full does not hold the loop up, and hears later what it missed. */
+static void a_full_queue_is_not_waited_for(void **state) {
+    UNUSED(state);
+    int pair[2], sent = 0;
+    char heard[NOTIFY_BYTES];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair), 0);
+    while (send(pair[0], "x", 1, MSG_DONTWAIT) == 1) sent++;
+    n.fd = pair[0];
+    notify_look(&n, &st, true, false);
+    assert_false(n.ready);
+    while (sent-- > 0) assert_int_equal(recv(pair[1], heard, sizeof heard, 0), 1);
+    notify_look(&n, &st, true, false);
+    assert_true(n.ready);
+    ssize_t bytes = recv(pair[1], heard, sizeof heard - 1, MSG_DONTWAIT);
+    assert_true(bytes > 0);
+    heard[bytes] = 0;
+    assert_non_null(strstr(heard, "READY=1\n"));
+    close(pair[1]);
+    notify_close(&n);
 }
 
 static bool says(const char *line) {
@@ -125,6 +148,7 @@ int main(void) {
         cmocka_unit_test_setup(a_server_that_is_asked_to_stop_while_loading_never_says_ready, fresh),
         cmocka_unit_test_setup(the_sign_of_life_ends_when_nobody_decides_about_a_step, fresh),
         cmocka_unit_test_setup(the_line_says_what_goes_on_and_is_sent_when_it_changes, fresh),
+        cmocka_unit_test_setup(a_full_queue_is_not_waited_for, fresh),
         cmocka_unit_test_setup(the_longest_sentence_fits, fresh),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
