@@ -63,6 +63,9 @@ void api_work_end(struct api_work *w); /* the answer is complete */
 void api_beat(struct api *a);          /* once in a while */
 void api_answer_error(struct http_exchange *x, const struct api *a, const struct openai_error *e);
 void api_answer_json(struct http_exchange *x, int status, const struct http_buf *b);
+int api_rank(const char *text); /* -1: no number of a rank */
+bool api_has_key(struct http_exchange *x); /* or none is needed */
+enum engine_state api_state(const struct api *a, struct engine_status *st); /* the one of all routes */
 struct api *api_of(struct http_exchange *x);
 bool api_check_done(struct api *a); /* the last work of a stopping api frees it */
 
@@ -143,7 +146,9 @@ void api_model(struct http_exchange *x, void *user);
 void api_live(struct http_exchange *x, void *user);
 void api_ready(struct http_exchange *x, void *user);
 void api_progress(struct http_exchange *x, void *user);
+void api_canary(struct http_exchange *x, void *user);
 void api_workers(struct http_exchange *x, void *user);
+void api_worker(struct http_exchange *x, void *user);
 void api_version(struct http_exchange *x, void *user);
 void api_metrics(struct http_exchange *x, void *user);
 

@@ -20,8 +20,7 @@ static void refuse(struct http_exchange *x, int status, const char *code, const 
                       code, extra, message);
 }
 
-/* -1: no number of a rank. */
-static int rank_of(const char *text) {
+int api_rank(const char *text) {
     size_t n = strspn(text, "0123456789");
     return n > 0 && n <= 3 && text[n] == 0 ? (int)strtol(text, NULL, 10) : -1;
 }
@@ -30,7 +29,7 @@ void api_restart(struct http_exchange *x, void *user) {
     struct api *a = user;
     struct engine_status st;
     struct http_buf b = {0};
-    int rank = rank_of(http_tail(x));
+    int rank = api_rank(http_tail(x));
     engine_status(a->engine, &st);
     if (http_header(x, "origin"))
         refuse(x, 403, "forbidden", "", "Ranks are not restarted for pages in a browser.");

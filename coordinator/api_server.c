@@ -21,6 +21,7 @@ const struct http_route api_routes[] = {
     {"/v1/models", HTTP_VERB_GET, api_models, false},
     {"/v1/models/+", HTTP_VERB_GET, api_model, false},
     {"/v1/workers", HTTP_VERB_GET, api_workers, false},
+    {"/v1/workers/+", HTTP_VERB_GET, api_worker, false},
     {"/tokenize", HTTP_VERB_POST, api_tokenize, false},
     {"/detokenize", HTTP_VERB_POST, api_detokenize, false},
     {"/apply-template", HTTP_VERB_POST, api_apply_template, false},
@@ -31,6 +32,7 @@ const struct http_route api_routes[] = {
     {"/health/live", HTTP_VERB_GET, api_live, true},
     {"/health/ready", HTTP_VERB_GET, api_ready, true},
     {"/health/progress", HTTP_VERB_GET, api_progress, false},
+    {"/health/canary", HTTP_VERB_GET, api_canary, false},
 };
 const int api_n_routes = (int)ARRAY_LEN(api_routes);
 
@@ -118,15 +120,20 @@ static bool key_matches(const struct api *a, const char *given) {
     return hit;
 }
 
-static bool guard(struct http_exchange *x, const struct http_route *r, void *user) {
-    struct api *a = user;
-    if (!a->n_keys || (r && r->open)) return true;
+bool api_has_key(struct http_exchange *x) {
+    const struct api *a = api_of(x);
     const char *auth = http_header(x, "authorization");
-    if (auth && !strncasecmp(auth, "bearer ", 7)) {
-        auth += 7;
-        auth += strspn(auth, " ");
-        if (key_matches(a, auth)) return true;
-    }
+    if (!a->n_keys) return true;
+    if (!auth || strncasecmp(auth, "bearer ", 7)) return false;
+    auth += 7;
+    auth += strspn(auth, " ");
+    return key_matches(a, auth);
+}
+
+static bool guard(struct http_exchange *x, const struct http_route *r, void *user) {
+    UNUSED(user);
+    if ((r && r->open) || api_has_key(x)) return true;
+    const char *auth = http_header(x, "authorization");
     http_answer_error(x, 401, "invalid_request_error", NULL, "invalid_api_key",
                       "WWW-Authenticate: Bearer\r\n",
                       auth ? "The API key is not known here."

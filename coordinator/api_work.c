@@ -88,8 +88,10 @@ static void on_gone(void *user) {
 
 void api_beat(struct api *a) {
     uint64_t now_ms = uv_now(a->loop);
-    for (struct api_work *w = a->works; w; w = w->next)
+    for (struct api_work *w = a->works, *next; w; w = next) {
+        next = w->next; /* a beat may end its own work */
         if (w->beat && w->x && !w->in_pool) w->beat(w, now_ms);
+    }
 }
 
 static void prepared(struct api_work *w) {

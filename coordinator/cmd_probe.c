@@ -4,7 +4,8 @@
  *   octavo probe ready                    the coordinator
  *   octavo probe --all progress           each worker of this host, over its Unix socket
  *   octavo probe --rank 3 --port-base 9100 live
- *   octavo probe canary                   one greedy token through everything
+ *   octavo probe canary                   a token is produced now
+ *   octavo probe --all canary             and each worker of this host took part in it
  * Exit code: 0 yes · 1 no · 2 asked wrongly · 3 no answer; of several, the largest.
  *
  * Owns: nothing.  Called by: main.c.  Fails how: see above.  Limits: LIMIT_RANKS.
@@ -72,8 +73,6 @@ static int read_options(struct probing *p, int argc, char **argv, struct err_tex
     if (!canary && strcmp(p->what, "live") && strcmp(p->what, "ready") && strcmp(p->what, "progress"))
         return err_set(err, ERR_SETUP, "expected live, ready, progress or canary, found %.100s",
                        p->what);
-    if (canary && (p->all || p->rank >= 0))
-        return err_set(err, ERR_SETUP, "canary: expected to ask the coordinator, found --rank or --all");
     if (p->all && p->rank >= 0)
         return err_set(err, ERR_SETUP, "expected --rank or --all, found both");
     if (p->all && p->port_base && !p->tp)
@@ -111,7 +110,8 @@ static int report(const struct probing *p, const char *who, const struct http_re
 
 /* ---- the coordinator ------------------------------------------------------------------------- */
 
-static int coordinator(const struct probing *p, struct err_text *err) {
+/* quiet: a yes is not printed. */
+static int coordinator(const struct probing *p, bool quiet, struct err_text *err) {
     char host[256], path[64];
     struct http_ask a = {.method = "GET", .path = path};
     struct http_reply r;
@@ -119,34 +119,7 @@ static int coordinator(const struct probing *p, struct err_text *err) {
     a.host = host;
     snprintf(path, sizeof path, "/health/%s", p->what);
     int rc = ask(p, "coordinator", &a, &r);
-    if (rc == YES) rc = report(p, "coordinator", &r);
-    http_reply_deinit(&r);
-    return rc;
-}
-
-/* One token came: the answer says that it sampled one. */
-static bool sang(const struct http_reply *r) {
-    json_t *root = json_loadb(r->body, r->n, 0, NULL);
-    json_t *n = json_object_get(json_object_get(root, "usage"), "completion_tokens");
-    bool yes = r->status == 200 && json_integer_value(n) == 1;
-    json_decref(root);
-    return yes;
-}
-
-static int canary(const struct probing *p, struct err_text *err) {
-    char host[256], line[400];
-    struct http_ask a = {.method = "POST", .path = "/v1/completions",
-                         .body = "{\"prompt\":\"1 2 3\",\"max_tokens\":1,\"temperature\":0}"};
-    struct http_reply r;
-    if (http_ask_url(p->url, host, sizeof host, &a.port, err) < 0) return WRONG;
-    a.host = host;
-    int rc = ask(p, "coordinator", &a, &r);
-    if (rc == YES) {
-        bool yes = sang(&r);
-        printf("coordinator canary: %s (%d)%s%s\n", yes ? "yes" : "no", r.status, yes ? "" : " ",
-               yes ? "" : line_of(&r, line, sizeof line));
-        rc = yes ? YES : NO;
-    }
+    if (rc == YES && !(quiet && r.status == 200)) rc = report(p, "coordinator", &r);
     http_reply_deinit(&r);
     return rc;
 }
@@ -207,24 +180,47 @@ static int worker(const struct probing *p, const struct sockets *s, int rank) {
     return rc;
 }
 
+/* A number of what the worker of that rank says of itself; -1: no answer. */
+static int64_t number_of(const struct probing *p, const struct sockets *s, int rank,
+                         const char *name) {
+    char socket[64];
+    struct http_ask a = {.method = "GET", .path = "/status",
+                         .timeout_ms = (int)MIN(p->timeout_s * 1000, INT32_MAX)};
+    struct http_reply r;
+    int64_t n = -1;
+    if (!p->port_base && !s->pid[rank]) return -1;
+    aim(p, s, rank, &a, socket);
+    if (http_ask(&a, &r, NULL) == OK) {
+        json_t *root = json_loadb(r.body, r.n, 0, NULL);
+        if (root) n = json_integer_value(json_object_get(root, name));
+        json_decref(root);
+    }
+    http_reply_deinit(&r);
+    return n;
+}
+
 /* How many ranks there are, from the first that answers; else what was found. */
 static int world(const struct probing *p, const struct sockets *s) {
     int64_t n = p->tp;
-    for (int rank = 0; n == 0 && rank < s->n; rank++) {
-        char name[64];
-        struct http_ask a = {.method = "GET", .path = "/status",
-                             .timeout_ms = (int)MIN(p->timeout_s * 1000, INT32_MAX)};
-        struct http_reply r;
-        if (!s->pid[rank]) continue;
-        aim(p, s, rank, &a, name);
-        if (http_ask(&a, &r, NULL) == OK) {
-            json_t *root = json_loadb(r.body, r.n, 0, NULL);
-            n = json_integer_value(json_object_get(root, "world"));
-            json_decref(root);
-        }
-        http_reply_deinit(&r);
-    }
+    for (int rank = 0; n <= 0 && rank < s->n; rank++) n = number_of(p, s, rank, "world");
     return n > 0 && n <= LIMIT_RANKS ? (int)n : s->n;
+}
+
+/* No rank makes a token alone, so the whole is asked for one, and then who took part in it. */
+static int canaries(const struct probing *p, const struct sockets *s, int first, int last,
+                    struct err_text *err) {
+    int64_t before[LIMIT_RANKS], after;
+    for (int r = first; r < last; r++) before[r] = number_of(p, s, r, "last_step");
+    int rc = coordinator(p, true, err), worst = rc;
+    for (int r = first; rc != WRONG && r < last; r++) {
+        after = number_of(p, s, r, "last_step");
+        bool yes = rc == YES && before[r] >= 0 && after > before[r];
+        if (after < 0) printf("rank %d canary: no answer\n", r);
+        else printf("rank %d canary: %s, step %" PRId64 " after %" PRId64 "\n", r, yes ? "yes" : "no",
+                    after, before[r]);
+        worst = MAX(worst, after < 0 ? SILENT : yes ? YES : NO);
+    }
+    return worst;
 }
 
 static int workers(const struct probing *p, struct err_text *err) {
@@ -241,6 +237,7 @@ static int workers(const struct probing *p, struct err_text *err) {
         return SILENT;
     }
     int first = p->all ? 0 : (int)p->rank, last = p->all ? world(p, &s) : first + 1;
+    if (!strcmp(p->what, "canary")) return canaries(p, &s, first, last, err);
     for (int rank = first; rank < last; rank++) {
         int rc = worker(p, &s, rank);
         worst = MAX(worst, rc);
@@ -256,8 +253,7 @@ int cmd_probe(int argc, char **argv) {
     if (rc >= 0) rc = http_ask_key(p.key, sizeof p.key, p.key_file, &err);
     int code = WRONG;
     if (rc >= 0) {
-        if (p.all || p.rank >= 0) code = workers(&p, &err);
-        else code = strcmp(p.what, "canary") ? coordinator(&p, &err) : canary(&p, &err);
+        code = p.all || p.rank >= 0 ? workers(&p, &err) : coordinator(&p, false, &err);
     }
     if (err.text[0]) fprintf(stderr, "octavo probe: %s\n", err.text);
     return code;

@@ -45,6 +45,8 @@ typedef void engine_sink(void *user, const struct engine_event *ev);
  * giving up. ERR_STATE unless READY, ERR_RANGE for a rank that is none. */
 int engine_restart(struct engine *e, int rank);
 
+#define ENGINE_PRIORITY_FIRST INT32_MIN /* the canary's: before everything that waits */
+
 struct engine_request {
     const int32_t *tokens; /* copied */
     int32_t n_tokens;

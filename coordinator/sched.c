@@ -230,6 +230,10 @@ static struct seq *admit_next(struct sched *s, int32_t *at, int *passed, struct 
     return NULL;
 }
 
+static bool is_urgent(const struct sched *s, int32_t at) {
+    return at != NONE && s->seqs[at].priority == ENGINE_PRIORITY_FIRST;
+}
+
 /* token path 4/9: the token is put into the next step, beside everybody else's. */
 int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
     if (s->n_flight >= s->o.depth || s->pages.n == 0) return 0;
@@ -252,6 +256,15 @@ int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
         n_decode++;
     }
     int budget = s->o.max_step_rows - n_decode;
+    int passed = 0;
+    int32_t at = s->wait_head;
+    while (budget > 0 && is_urgent(s, at)) { /* does not wait for the end of somebody's prompt */
+        struct seq *q = admit_next(s, &at, &passed, plan);
+        if (!q) break;
+        int32_t n = MIN(to_feed(q), budget);
+        entry_add(s, q, n, step, f);
+        budget -= n;
+    }
     for (int i = 0; i < s->n_running && budget > 0; i++) {
         struct seq *q = &s->seqs[s->running[i]];
         int32_t n = to_feed(q);
@@ -260,8 +273,8 @@ int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
         entry_add(s, q, n, step, f);
         budget -= n;
     }
-    int passed = 0;
-    int32_t at = s->wait_head;
+    passed = 0;
+    at = s->wait_head;
     for (struct seq *q; budget > 0 && (q = admit_next(s, &at, &passed, plan));) {
         int32_t n = MIN(to_feed(q), budget);
         entry_add(s, q, n, step, f);

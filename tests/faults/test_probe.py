@@ -174,6 +174,23 @@ def test_the_command_says_one_line_each_and_exits_for_scripts(launch):
     assert probe("--pid", server.pid, "--all", "live")[0] == SILENT
 
 
+def test_a_canary_of_every_rank_is_a_step_that_it_took_part_in(launch):
+    server = launch(tp=2).wait_ready()
+    for how, ranks in ((["--all"], (0, 1)), (["--rank", 1], (1,))):
+        code, lines, _ = probe("--url", server.url, "--pid", server.pid, *how, "canary")
+        assert code == YES and len(lines) == len(ranks), lines
+        for rank, line in zip(ranks, lines):
+            found = re.fullmatch(r"rank (\d) canary: yes, step (\d+) after (\d+)", line)
+            assert found and int(found[1]) == rank and int(found[2]) > int(found[3]), line
+    server.signal(signal.SIGSTOP)
+    try:
+        code, lines, _ = probe("--url", server.url, "--pid", server.pid, "--timeout", 1, "--all", "canary")
+        assert code == SILENT and len(lines) == 3 and all("no" in l for l in lines), lines
+    finally:
+        server.signal(signal.SIGCONT)
+    server.stop()
+
+
 def test_the_command_says_no_while_loading_waits(launch, tmp_path):
     """A start that waits for device memory: the coordinator lives, is not ready, and has no workers."""
     devices = tmp_path / "devices"
@@ -198,7 +215,7 @@ def test_the_canary_needs_the_key(launch, tmp_path):
 
 
 @pytest.mark.parametrize("options", [
-    [], ["alive"], ["live", "ready"], ["--rank", 1, "--all", "live"], ["--rank", 99, "live"], ["--all", "canary"],
+    [], ["alive"], ["live", "ready"], ["--rank", 1, "--all", "live"], ["--rank", 99, "live"],
     ["--all", "--port-base", 9000, "live"], ["--url", "ftp://x", "live"], ["--timeout", 0, "live"],
     ["--api-key-file", "/nowhere", "canary"]], ids=str)
 def test_a_question_put_wrongly_is_2_and_a_sentence(options):

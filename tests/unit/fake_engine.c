@@ -27,6 +27,8 @@ struct engine {
     int submit_rc, submit_rc_after; /* refused from the submit_rc_after-th on */
     enum engine_state state;
     uint64_t step_age_us; /* of a step that may take a second; 0: none in flight */
+    uint64_t load_quiet_us; /* of a load that may be quiet for five seconds */
+    bool streams_talk;      /* somebody gets a token between two looks */
     /* what happened */
     int n_submitted, n_cancelled, n_finished;
     uint32_t restarted; /* bit r: rank r was asked for */
@@ -144,6 +146,11 @@ void engine_status(const struct engine *e, struct engine_status *out) {
     *out = (struct engine_status){.state = e->state, .n_workers = 2, .running = fake_living(e)};
     out->pages_total = 3;
     out->phase = out->canary = "ok";
+    out->load_quiet_us = e->load_quiet_us, out->load_bound_us = 5000000;
+    out->last_step_us = 7000;
+    out->prefill = (struct engine_prefill){.n = 1, .done = 300, .total = 1000};
+    static uint64_t talked;
+    if (e->streams_talk) out->output_tokens = ++talked;
     if (e->step_age_us) {
         out->step = 10, out->step_rows = 512;
         out->step_age_us = e->step_age_us, out->step_bound_us = 1000000;
@@ -154,7 +161,8 @@ void engine_status(const struct engine *e, struct engine_status *out) {
         *w = (struct engine_worker){.rank = i, .pid = 100 + i, .start_time = 5, .last_step = 9};
         w->state = WORKER_READY;
         w->age_us = i ? 2500 : UINT64_MAX;
-        snprintf(w->device, sizeof w->device, "cpu");
+        snprintf(w->device, sizeof w->device, "%s",
+                 i ? "NVIDIA X GPU-0a1b2c3d-0000-1111-2222-333344445555 0000:c1:00.0" : "cpu AVX-512");
         if (i) snprintf(w->last_error, sizeof w->last_error, "bad \xff byte");
     }
 }

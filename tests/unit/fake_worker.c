@@ -265,7 +265,8 @@ int main(int argc, char **argv) {
     while (fault("noload")) {
         out.beat = (struct msg_beat){.state = WORKER_LOADING};
         say(control, MSG_BEAT);
-        poll(NULL, 0, MSG_BEAT_MS);
+        hear_all(control);
+        poll(&(struct pollfd){.fd = wire_fd(control), .events = POLLIN}, 1, MSG_BEAT_MS);
     }
     out.loaded = (struct msg_loaded){
         .page_bytes = 1000, .free_bytes = 1 << 30, .shm_bytes = o.world > 1 ? 4096 : 0};

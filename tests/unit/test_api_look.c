@@ -12,7 +12,9 @@ static void health_tells_the_state(void **state) {
         enum engine_state s;
         int ready, live;
         const char *status;
-    } cases[] = {{ENGINE_LOADING, 503, 200, "loading"},
+    } cases[] = {{ENGINE_STARTING, 503, 200, "starting"},
+                 {ENGINE_LOADING, 503, 200, "loading"},
+                 {ENGINE_CANARY, 503, 200, "canary"},
                  {ENGINE_READY, 200, 200, "ok"},
                  {ENGINE_RECOVERING, 503, 200, "recovering"},
                  {ENGINE_DRAINING, 503, 200, "draining"},
@@ -28,35 +30,75 @@ static void health_tells_the_state(void **state) {
     }
 }
 
-/* A step within its bound is progress however long it takes; one beyond it is not. */
+/* A step within its bound is progress however long it takes; one beyond it is not. So is a load in
+ * which something moves. */
 static void progress_is_a_step_within_its_bound(void **state) {
     UNUSED(state);
     static const struct {
         enum engine_state s;
-        uint64_t age_us;
+        uint64_t step_ms, quiet_ms;
         int code;
         const char *status;
-    } cases[] = {{ENGINE_READY, 0, 200, "ok"},
-                 {ENGINE_READY, 900000, 200, "ok"},
-                 {ENGINE_READY, 1100000, 503, "stuck"},
-                 {ENGINE_DRAINING, 900000, 200, "ok"},
-                 {ENGINE_LOADING, 0, 503, "loading"},
-                 {ENGINE_RECOVERING, 0, 503, "recovering"},
-                 {ENGINE_FAILED, 0, 503, "failed"}};
+    } cases[] = {{ENGINE_READY, 0, 0, 200, "ok"},
+                 {ENGINE_READY, 900, 0, 200, "ok"},
+                 {ENGINE_READY, 1100, 0, 503, "stuck"},
+                 {ENGINE_DRAINING, 900, 0, 200, "ok"},
+                 {ENGINE_DRAINING, 1100, 0, 503, "stuck"},
+                 {ENGINE_CANARY, 900, 0, 200, "ok"},
+                 {ENGINE_CANARY, 1100, 0, 503, "stuck"},
+                 {ENGINE_STARTING, 0, 0, 200, "ok"},
+                 {ENGINE_LOADING, 0, 4900, 200, "ok"},
+                 {ENGINE_LOADING, 0, 5100, 503, "stalled"},
+                 {ENGINE_RECOVERING, 0, 0, 503, "recovering"},
+                 {ENGINE_FAILED, 0, 0, 503, "failed"}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         engine.state = cases[i].s;
-        engine.step_age_us = cases[i].age_us;
+        engine.step_age_us = cases[i].step_ms * 1000;
+        engine.load_quiet_us = cases[i].quiet_ms * 1000;
         json_t *j;
         assert_int_equal(ask("/health/progress", "", &j), cases[i].code);
         assert_string_equal(str(j, "status"), cases[i].status);
-        json_t *step = json_object_get(j, "step");
-        if (cases[i].age_us)
-            assert_int_equal(json_integer_value(json_object_get(step, "age_ms")),
-                             cases[i].age_us / 1000);
+        assert_string_equal(str(j, "state"), engine_state_name(cases[i].s));
+        if (cases[i].step_ms)
+            assert_int_equal(json_integer_value(json_object_get(json_object_get(j, "step"), "age_ms")),
+                             cases[i].step_ms);
         else
-            assert_true(json_is_null(step));
+            assert_string_equal(str(j, "step"), "(null)");
+        assert_string_equal(str(j, "prefill.tokens"), "1000");
+        assert_string_equal(str(j, "last_step_age_ms"), "7");
         json_decref(j);
     }
+}
+
+/* A token that was produced after it was asked for, ours or anybody's; else why not. */
+static void a_canary_is_a_token_of_now(void **state) {
+    UNUSED(state);
+    json_t *j;
+    assert_int_equal(ask("/health/canary", "", &j), 200);
+    assert_string_equal(str(j, "status"), "ok");
+    assert_string_equal(str(j, "by"), "canary");
+    assert_int_equal(json_integer_value(json_object_get(j, "token")), engine.tokens[0]);
+    json_decref(j);
+    assert_int_equal(engine.last_max_tokens, 1);
+    engine.error_at = 0;
+    assert_int_equal(ask("/health/canary", "", &j), 503);
+    assert_string_equal(str(j, "status"), "failed");
+    assert_string_equal(str(j, "message"), "worker/3 died \"twice\"");
+    json_decref(j);
+    engine.submit_rc = ERR_FULL;
+    engine.streams_talk = true;
+    assert_int_equal(ask("/health/canary", "", &j), 200);
+    assert_string_equal(str(j, "by"), "streams");
+    json_decref(j);
+    int submitted = engine.n_submitted;
+    for (int s = ENGINE_STARTING; s <= ENGINE_FAILED; s++) {
+        if (s == ENGINE_READY) continue;
+        engine.state = (enum engine_state)s;
+        assert_int_equal(ask("/health/canary", "", &j), 503);
+        assert_string_equal(str(j, "status"), engine_state_name(engine.state));
+        json_decref(j);
+    }
+    assert_int_equal(engine.n_submitted, submitted);
 }
 
 static void models_and_workers_are_listed(void **state) {
@@ -76,7 +118,21 @@ static void models_and_workers_are_listed(void **state) {
     assert_string_equal(str(j, "data.0.age_ms"), "(null)");
     assert_string_equal(str(j, "data.1.state"), "ready");
     assert_string_equal(str(j, "data.1.last_error"), "bad \xef\xbf\xbd byte");
+    assert_string_equal(str(j, "data.0.pci_address"), "(null)");
+    assert_string_equal(str(j, "state"), "ready");
     json_decref(j);
+    assert_int_equal(ask("/v1/workers/1", "", &j), 200);
+    assert_string_equal(str(j, "rank"), "1");
+    assert_string_equal(str(j, "device_uuid"), "GPU-0a1b2c3d-0000-1111-2222-333344445555");
+    assert_string_equal(str(j, "pci_address"), "0000:c1:00.0");
+    assert_string_equal(str(j, "restarts_by_cause.canary"), "0");
+    json_decref(j);
+    static const char *const none[] = {"2", "-1", "x", "1x", "99999999999"};
+    for (size_t i = 0; i < ARRAY_LEN(none); i++) {
+        char path[64];
+        snprintf(path, sizeof path, "/v1/workers/%s", none[i]);
+        assert_int_equal(ask(path, "", NULL), 404);
+    }
     assert_int_equal(ask("/version", "", NULL), 200);
     assert_int_equal(ask("/metrics", "", NULL), 200);
 }
@@ -180,6 +236,35 @@ static void every_route_but_health_needs_a_key(void **state) {
     assert_int_equal(ask_raw("GET", "/v1/models", "Authorization: sk-one\r\n"), 401);
 }
 
+/* Who has no key learns one word, the same that is told in detail to those who have one. */
+static void without_a_key_health_is_one_word(void **state) {
+    UNUSED(state);
+    static const char *const paths[] = {"/health", "/health/live", "/health/ready"};
+    for (int s = ENGINE_STARTING; s <= ENGINE_FAILED; s++)
+        for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+            char word[32], lines[128] = "";
+            engine.state = (enum engine_state)s;
+            for (int keyed = 0; keyed <= 1; keyed++) {
+                struct client c;
+                client_open(&c, &loop, api_port(api));
+                snprintf(lines, sizeof lines, "GET %s HTTP/1.1\r\nHost: h\r\n%s\r\n", paths[i],
+                         keyed ? "Authorization: Bearer sk-one\r\n" : "");
+                client_send(&c, lines);
+                finish_status(&c);
+                char *body = client_body(&c);
+                snprintf(word, sizeof word, "%s\n", engine_state_name(engine.state));
+                if (keyed) {
+                    json_t *j = json_loads(body, 0, NULL);
+                    assert_string_equal(str(j, "state"), engine_state_name(engine.state));
+                    json_decref(j);
+                } else
+                    assert_string_equal(body, word);
+                free(body);
+                client_close(&c);
+            }
+        }
+}
+
 static void a_key_file_without_keys_is_a_set_up_error(void **state) {
     UNUSED(state);
     struct api *second;
@@ -198,9 +283,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         API_TEST(health_tells_the_state),
         API_TEST(progress_is_a_step_within_its_bound),
+        API_TEST(a_canary_is_a_token_of_now),
         API_TEST(models_and_workers_are_listed),
         API_TEST(the_tokenizer_can_be_asked),
         cmocka_unit_test_setup_teardown(every_route_but_health_needs_a_key, setup_keys, teardown),
+        cmocka_unit_test_setup_teardown(without_a_key_health_is_one_word, setup_keys, teardown),
         API_TEST(a_key_file_without_keys_is_a_set_up_error),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
