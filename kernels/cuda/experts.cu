@@ -26,6 +26,11 @@ static int segs_max(const struct kdims *d, int rows) {
     return std::min(pairs, d->n_experts + pairs / width);
 }
 
+/* Many rows: each expert's pairs begin at a multiple of eight. */
+static size_t list_places(const struct kdims *d, int rows) {
+    return (size_t)rows * (size_t)d->n_used + 7 * (size_t)d->n_experts;
+}
+
 static int slice_rows(int64_t pairs, int64_t rows) {
     int64_t fit = (int64_t)(PARTIAL_BYTES / sizeof(float)) / pairs / SLICE_ROWS * SLICE_ROWS;
     return (int)std::min(rows, std::max<int64_t>(fit, SLICE_ROWS));
@@ -42,7 +47,8 @@ size_t cuda_experts_scratch(const struct kdims *d, const struct kbounds *b) {
     size_t partial = n * (size_t)slice_rows((int64_t)n, d->d_model);
     /* fewer rows may take more columns at once */
     partial = std::max(partial, std::min(n * (size_t)d->d_model, PARTIAL_BYTES / sizeof(float)));
-    return seg_bytes(d, b->rows) + align256(n * sizeof(int32_t)) + partial * sizeof(float);
+    return seg_bytes(d, b->rows) + align256(list_places(d, b->rows) * sizeof(int32_t)) +
+           partial * sizeof(float);
 }
 
 static struct pairs pairs_at(dptr scratch, const struct kdims *d, int rows) {
@@ -51,9 +57,10 @@ static struct pairs pairs_at(dptr scratch, const struct kdims *d, int rows) {
     p.seg = (int32_t *)at;
     at += seg_bytes(d, rows);
     p.list = (int32_t *)at;
-    at += align256((size_t)rows * (size_t)d->n_used * sizeof(int32_t));
+    at += align256(list_places(d, rows) * sizeof(int32_t));
     p.partial = (float *)at;
-    p.segs_max = segs_max(d, rows);
+    p.segs_max = segs_max(d, rows), p.list_max = (int)list_places(d, rows);
+    p.aligned = rows > EXPERTS_FEW_ROWS;
     return p;
 }
 

@@ -18,9 +18,10 @@
 /* The scratch of both halves. */
 struct pairs {
     int32_t *seg;   /* [1 + 3 * segs_max] count, then {expert, first, count} */
-    int32_t *list;  /* [T * U] pair numbers t * U + j, by expert */
+    int32_t *list;  /* [list_max] pair numbers t * U + j, by expert; see gemm.cuh */
     float *partial; /* [T * U, slice] */
-    int segs_max;
+    int segs_max, list_max;
+    bool aligned; /* experts begin at multiples of eight */
 };
 
 /* Chooses experts and weights of every row and sorts the pairs (route.cu). */

@@ -33,77 +33,79 @@ static __global__ void __launch_bounds__(256)
     if (lane == 0) *out = times_gate ? silu(*out) * acc : acc;
 }
 
-/* Rows [row0, row0 + n) of one expert matrix for all pairs. */
+/* Rows [row0, row0 + n) of one or two expert matrices for all pairs. */
 struct pair_product {
-    const struct kmat *w;
+    const struct kmat *w, *w2;
+    enum gemm_mode mode;
     int row0, n;
     const float *x;
     int64_t x_row;
     int x_div;
+    bool x_same; /* as that of the call before, which was the product's other rows */
     const int32_t *ids;
     float *y; /* y's column 0 is row0 */
     int64_t y_row;
-    int rows_of_step;
+    int rows_of_step, n_used;
 };
 
-static void run_product(struct kctx *c, const struct pair_product *h, const struct pairs *p,
-                        int n_used, const void *xh, enum gemm_mode mode) {
-    int T = h->rows_of_step;
+/* x's rows as the grouped product wants them. */
+static void *converted(struct kctx *c, const struct pair_product *h, const struct pairs *p,
+                       bool wide) {
+    int cols = (int)h->w->cols, rows = h->rows_of_step * (h->x_div == 1 ? h->n_used : 1);
+    cuda_image_forget(c);
+    c->x_wide = wide;
+    void *xh = cuda_work(c, wide ? cuda_wide_x_bytes(p->list_max, 1, cols)
+                                 : gemm_xh_bytes(rows, cols));
+    if (h->x_same) return xh;
+    if (wide)
+        cuda_wide_gather(c, xh, h->x, h->x_row, cols, p->seg, p->list, p->list_max, h->x_div);
+    else cuda_gemm_convert(c, xh, h->x, h->x_row, 0, rows, 1, cols);
+    return xh;
+}
+
+static void run_product(struct kctx *c, const struct pair_product *h, const struct pairs *p) {
     int64_t w_mat = (int64_t)cuda_mat_bytes(h->w->type, 1, h->w->rows, h->w->cols);
     const uint8_t *w = (const uint8_t *)h->w->data;
     if (type_is_dense(h->w->type)) {
-        launch(c, dense_pairs_kernel, dim3((unsigned)ceil_div(h->n, 8), (unsigned)(T * n_used)),
-               256, 0, h->w->type,
-               w + (int64_t)h->row0 * h->w->cols * (h->w->type == KT_F32 ? 4 : 2), w_mat, h->n,
-               (int)h->w->cols, h->ids, h->x, h->x_row, h->x_div, h->y, h->y_row,
-               mode == GEMM_TIMES_GATE);
+        launch(c, dense_pairs_kernel,
+               dim3((unsigned)ceil_div(h->n, 8), (unsigned)(h->rows_of_step * h->n_used)), 256, 0,
+               h->w->type, w + (int64_t)h->row0 * h->w->cols * (h->w->type == KT_F32 ? 4 : 2),
+               w_mat, h->n, (int)h->w->cols, h->ids, h->x, h->x_row, h->x_div, h->y, h->y_row,
+               h->mode == GEMM_TIMES_GATE);
         return;
     }
     struct gemm_groups g = {};
-    g.w = w, g.w_mat = w_mat, g.type = h->w->type;
+    bool wide = p->aligned && h->mode != GEMM_TIMES_GATE && cuda_wide_takes(c, h->w->type);
+    g.xh = converted(c, h, p, wide);
+    g.w = w, g.w2 = h->w2 ? (const uint8_t *)h->w2->data : NULL;
+    g.w_mat = w_mat, g.type = h->w->type, g.mode = h->mode;
     g.rows = (int)h->w->rows, g.cols = (int)h->w->cols, g.row0 = h->row0, g.n_rows = h->n;
-    g.xh = xh, g.y = h->y, g.y_row = h->y_row, g.seg = p->seg, g.list = p->list;
-    g.segs_max = p->segs_max, g.x_div = h->x_div, g.mode = mode;
-    cuda_gemm_grouped(c, &g);
+    g.y = h->y, g.y_row = h->y_row, g.x_div = h->x_div;
+    g.seg = p->seg, g.list = p->list, g.segs_max = p->segs_max, g.list_max = p->list_max;
+    if (wide) cuda_wide_grouped(c, &g);
+    else cuda_gemm_grouped(c, &g);
 }
 
 void cuda_many_up(struct kctx *c, const struct kop_experts_up *o, const struct pairs *p) {
-    int T = o->batch->n_rows, U = o->dims->n_used;
-    int64_t F = o->gate->rows, D = o->gate->cols;
-    bool dense = type_is_dense(o->gate->type) || type_is_dense(o->up->type);
     struct pair_product h = {};
-    h.w = o->gate, h.n = (int)F, h.x = o->x, h.x_row = D, h.x_div = U, h.ids = o->ids;
-    h.y = o->act, h.y_row = F, h.rows_of_step = T;
-    cuda_image_forget(c);
-    void *xh = cuda_work(c, gemm_xh_bytes(T, D));
-    if (!dense || !type_is_dense(o->gate->type) || !type_is_dense(o->up->type))
-        cuda_gemm_convert(c, xh, o->x, D, 0, T, 1, (int)D);
-    if (!dense && o->gate->type == o->up->type) {
-        struct gemm_groups g = {};
-        g.w = (const uint8_t *)o->gate->data, g.w2 = (const uint8_t *)o->up->data;
-        g.w_mat = (int64_t)cuda_mat_bytes(o->gate->type, 1, F, D), g.type = o->gate->type;
-        g.rows = g.n_rows = (int)F, g.cols = (int)D, g.xh = xh, g.y = o->act, g.y_row = F;
-        g.seg = p->seg, g.list = p->list, g.segs_max = p->segs_max, g.x_div = U;
-        g.mode = GEMM_GATE_UP;
-        cuda_gemm_grouped(c, &g);
+    h.w = o->gate, h.n = (int)o->gate->rows, h.x = o->x, h.x_row = o->gate->cols;
+    h.n_used = h.x_div = o->dims->n_used, h.ids = o->ids, h.y = o->act, h.y_row = o->gate->rows;
+    h.rows_of_step = o->batch->n_rows, h.mode = GEMM_STORE;
+    if (o->gate->type == o->up->type && !type_is_dense(o->gate->type)) {
+        h.w2 = o->up, h.mode = GEMM_GATE_UP;
+        run_product(c, &h, p);
         return;
     }
-    run_product(c, &h, p, U, xh, GEMM_STORE);
-    h.w = o->up;
-    run_product(c, &h, p, U, xh, GEMM_TIMES_GATE);
+    run_product(c, &h, p);
+    h.w = o->up, h.mode = GEMM_TIMES_GATE;
+    run_product(c, &h, p);
 }
 
 void cuda_many_down(struct kctx *c, const struct kop_experts_down *o, const struct pairs *p,
                     int row0, int n) {
-    int T = o->batch->n_rows, U = o->dims->n_used, F = (int)o->down->cols;
-    void *xh = NULL;
-    cuda_image_forget(c);
-    if (!type_is_dense(o->down->type)) {
-        xh = cuda_work(c, gemm_xh_bytes((int64_t)T * U, F));
-        if (row0 == 0) cuda_gemm_convert(c, xh, o->act, F, 0, T * U, 1, F);
-    }
     struct pair_product h = {};
-    h.w = o->down, h.row0 = row0, h.n = n, h.x = o->act, h.x_row = F, h.x_div = 1;
-    h.ids = o->ids, h.y = p->partial, h.y_row = n, h.rows_of_step = T;
-    run_product(c, &h, p, U, xh, GEMM_STORE);
+    h.w = o->down, h.mode = GEMM_STORE, h.row0 = row0, h.n = n, h.x_same = row0 > 0;
+    h.x = o->act, h.x_row = o->down->cols, h.x_div = 1, h.n_used = o->dims->n_used;
+    h.ids = o->ids, h.y = p->partial, h.y_row = n, h.rows_of_step = o->batch->n_rows;
+    run_product(c, &h, p);
 }

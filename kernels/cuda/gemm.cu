@@ -368,8 +368,14 @@ void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same
     int64_t x_rows = (int64_t)j->n_rows * j->heads;
     CU_REQUIRE(n_jobs <= GEMM_JOBS);
     cuda_image_forget(c);
+    bool wide = cuda_wide_takes(c, j->type), same = x_same && c->x_wide == wide;
+    c->x_wide = wide;
+    if (wide) {
+        cuda_wide_gemm(c, j, n_jobs, same);
+        return;
+    }
     void *xh = cuda_work(c, gemm_xh_bytes(x_rows, j->cols));
-    if (!x_same)
+    if (!same)
         cuda_gemm_convert(c, xh, j->x, j->x_row, j->x_head, j->n_rows, j->heads, j->cols);
     for (int i = 0; i < n_jobs; i++)
         a.mat[i] = {j[i].w, j[i].y, j[i].y_row, j[i].rows, 0};
@@ -399,6 +405,7 @@ template <int TYPE> static void allow_typed(struct kctx *c) {
 }
 
 void cuda_gemm_init(struct kctx *c) {
+    cuda_wide_init(c);
 #define X(t) allow_typed<t>(c);
     QUANT_TYPES(X)
 #undef X

@@ -22,8 +22,9 @@ struct gemm_job {
 void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same);
 
 /* Rows of x grouped by the matrix that multiplies them, as route.cu leaves them on the device:
- * seg[0] = number of segments; then {matrix, first, count} each, count <= GEMM_COLS; list: row
- * numbers. Row `list[i]` of y is made from row `list[i] / x_div` of x. */
+ * seg[0] = number of segments; then {matrix, first, count} each, in ascending order of first,
+ * which is a multiple of 8; count <= GEMM_COLS. list: row numbers, -1 between segments. Row
+ * `list[i]` of y is made from row `list[i] / x_div` of x. */
 #define GEMM_COLS 128
 
 enum gemm_mode {
@@ -41,7 +42,7 @@ struct gemm_groups {
     float *y;
     int64_t y_row;
     const int32_t *seg, *list;
-    int segs_max, x_div;
+    int segs_max, list_max, x_div;
     enum gemm_mode mode;
 };
 void cuda_gemm_grouped(struct kctx *c, const struct gemm_groups *g);
@@ -50,5 +51,16 @@ void cuda_gemm_grouped(struct kctx *c, const struct gemm_groups *g);
 size_t gemm_xh_bytes(int64_t rows, int64_t cols);
 void cuda_gemm_convert(struct kctx *c, void *xh, const float *x, int64_t x_row, int64_t x_head,
                        int n_rows, int heads, int cols);
+
+/* The same by warpgroup instructions (gemm_wide.cu), where the chip has them and the type is known.
+ * cuda_gemm goes there by itself; grouped rows are gathered first: row i at `to` is row
+ * list[i] / x_div of x, for g->xh. */
+bool cuda_wide_takes(const struct kctx *c, int type);
+void cuda_wide_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same);
+size_t cuda_wide_x_bytes(int64_t rows, int heads, int64_t cols);
+void cuda_wide_gather(struct kctx *c, void *to, const float *x, int64_t x_row, int cols,
+                      const int32_t *seg, const int32_t *list, int list_max, int x_div);
+void cuda_wide_grouped(struct kctx *c, const struct gemm_groups *g);
+void cuda_wide_init(struct kctx *c);
 
 #endif

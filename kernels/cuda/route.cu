@@ -171,10 +171,12 @@ static __device__ void route_row(const struct route_args &a, int t, float *score
 
 /* ---- sorting ------------------------------------------------------------------------------- */
 
-/* Pairs to segments of at most `width`. One block; count: 3 * E ints of shared memory. stable: the
- * order within an expert is that of the pairs (few of them). */
-static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, bool stable,
+/* Pairs to segments of at most `width`, an expert's of equal lengths (but for the last) that are
+ * multiples of eight. One block; count: 3 * E ints of shared memory. few: the order within an
+ * expert is that of the pairs. Many: an expert's first place is a multiple of eight, -1 in gaps. */
+static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, bool few,
                                   int32_t *seg, int32_t *list, int32_t *count) {
+    int align = few ? 1 : 8;
     int32_t *first = count + E, *cursor = count + 2 * E;
     for (int e = threadIdx.x; e < E; e += blockDim.x) count[e] = 0;
     __syncthreads();
@@ -184,7 +186,10 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
     if (threadIdx.x < 32) {
         int per = (E + 31) / 32, e0 = threadIdx.x * per, e1 = min(E, e0 + per);
         int pairs = 0, segs = 0;
-        for (int e = e0; e < e1; e++) pairs += count[e], segs += (count[e] + width - 1) / width;
+        for (int e = e0; e < e1; e++) {
+            pairs += (count[e] + align - 1) / align * align;
+            segs += (count[e] + width - 1) / width;
+        }
         int pairs_before = pairs, segs_before = segs;
         for (int o = 1; o < 32; o <<= 1) {
             int p = __shfl_up_sync(~0u, pairs_before, o), s = __shfl_up_sync(~0u, segs_before, o);
@@ -195,11 +200,14 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
         segs_before -= segs;
         for (int e = e0; e < e1; e++) {
             first[e] = cursor[e] = pairs_before;
-            for (int at = 0; at < count[e]; at += width) {
+            int parts = (count[e] + width - 1) / width;
+            int part = parts > 0 ? ((count[e] + parts - 1) / parts + 7) / 8 * 8 : width;
+            for (int at = 0; at < count[e]; at += part) {
                 int32_t *s = seg + 1 + 3 * segs_before++;
-                s[0] = e, s[1] = pairs_before + at, s[2] = min(width, count[e] - at);
+                s[0] = e, s[1] = pairs_before + at, s[2] = min(part, count[e] - at);
             }
             pairs_before += count[e];
+            while (pairs_before % align != 0) list[pairs_before++] = -1;
         }
     }
     __syncthreads();
@@ -207,7 +215,7 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
         int e = ids[i];
         if (e < 0) continue;
         int rank = 0;
-        if (stable) {
+        if (few) {
             for (int k = 0; k < i; k++) rank += ids[k] == e;
             rank += first[e];
         } else {
