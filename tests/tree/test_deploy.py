@@ -33,7 +33,7 @@ def test_programs_have_the_run_bit(script):
     assert os.access(SOURCE / script, os.X_OK)
 
 
-@pytest.mark.parametrize("script", ["deploy/quickstart", "deploy/bundle", "deploy/ask", "tests/run"])
+@pytest.mark.parametrize("script", ["deploy/quickstart", "deploy/bundle", "deploy/ask", "deploy/restart", "tests/run"])
 def test_help_is_given_and_an_unknown_option_is_refused(script):
     p = run(SOURCE / script, "--help")
     assert p.returncode == 0 and "usage:" in p.stdout
