@@ -209,8 +209,8 @@ static int start_api(struct serve *s, struct err_text *err) {
     o.api_key_file = s->set.api_key_file;
     o.context = s->set.ctx;
     TRY(api_start(&s->api, &s->loop, s->engine, s->tok, chat_family_of(s->g), &o, err));
-    log_info("listening", "url=http://%s:%d pid=%d", url_host(s->set.host, host, sizeof host),
-             api_port(s->api), (int)getpid());
+    log_info("listening", "url=http://%s:%d", url_host(s->set.host, host, sizeof host),
+             api_port(s->api));
     return OK;
 }
 
@@ -270,6 +270,8 @@ int cmd_serve(int argc, char **argv) {
     if (rc == OK) rc = inherited_make_fit((int)s.set.tp, &err);
     if (rc == OK) {
         log_install_crash_report();
+        /* The first line names whom to stop. */
+        log_info("starting", "pid=%d build=%s", (int)getpid(), log_build());
         rc = run(&s, &err);
     }
     notify_close(&s.notify);

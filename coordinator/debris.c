@@ -59,7 +59,7 @@ static void find(struct pieces *p, int dir, bool (*wanted)(const char *), int64_
         struct piece *f = &p->all[p->n];
         if (!wanted(e->d_name) || strlen(e->d_name) >= NAME_BYTES) continue;
         if (fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode)) continue;
-        if (st.st_uid != geteuid() || st.st_mtime > before_s || st.st_ctime > before_s) continue;
+        if (st.st_uid != geteuid() || st.st_mtime > before_s) continue;
         *f = (struct piece){.dev = st.st_dev, .ino = st.st_ino, .bytes = st.st_size};
         strcpy(f->name, e->d_name);
         p->n++;

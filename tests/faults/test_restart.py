@@ -167,6 +167,7 @@ def test_a_rank_that_is_none_and_a_server_that_is_not_there(launch):
     assert code == 1 and "no answer" in said
 
 
+@pytest.mark.smoke
 def test_a_restart_under_load_loses_no_request(restarted):
     """Running streams end before the stop; clients that try again when refused get every answer."""
     server = restarted()

@@ -47,6 +47,7 @@ def manager(tmp_path):
     m.close()
 
 
+@pytest.mark.smoke
 def test_ready_is_said_when_a_token_has_come_and_not_before(launch, manager, tmp_path):
     """Held up at the reclaim gate: more time is asked for, and nobody is told ready."""
     devices = tmp_path / "devices"

@@ -52,7 +52,6 @@ static bool there(const char *name) {
     return access(path_of(name), F_OK) == 0;
 }
 
-/* The time of a name's last change cannot be set: the clock is. */
 static int64_t later(void) {
     return (int64_t)time(NULL) + AGE_S + 10;
 }
