@@ -8,6 +8,7 @@
 
 int cmd_serve(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_probe(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_guard(int argc, char **argv);

@@ -22,6 +22,7 @@ static const struct {
 } commands[] = {
     {"serve", cmd_serve, "Serves a model over HTTP, OpenAI style."},
     {"inspect", cmd_inspect, "Prints what is in a GGUF file."},
+    {"plan", cmd_plan, "Says what a model needs of which devices, and how fast it would be."},
     {"probe", cmd_probe, "Asks a server or its workers how they are, for scripts."},
     {"restart", cmd_restart, "Has a running server replace one rank."},
     {"guard", cmd_guard, "Waits until device memory is back, before a start."},
