@@ -1,7 +1,7 @@
-/* worker/bench_device.cu: device-side helpers of the benchmark: random weights, read bandwidth.
+/* worker/bench_device.cu: device-side helpers of the benchmark: random weights, ceilings.
  *
- * Owns: nothing that lasts.  Called by: worker/bench.c.  Fails how: prints and ends the process.
- * Limits: none.  Tested by: being run.
+ * Owns: the buffer that flushes the caches.  Called by: the benchmark.
+ * Fails how: prints and ends the process.  Limits: none.  Tested by: being run.
  *
  * Weights are written in the packed order directly (kernels/cuda/quant.cuh): 26 to 55 GB would take
  * minutes to make on the host and send over. Data is random, not zero: zeros run faster.
@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/quant.cuh"
 #include "worker/bench.h"
+#include "worker/coll_ipc.h"
 
 static __device__ uint64_t mix(uint64_t z) {
     z += 0x9E3779B97F4A7C15;
@@ -134,4 +135,139 @@ double bench_read_bandwidth(void) {
     CU(cudaFree(p));
     std::sort(rate.begin(), rate.end());
     return rate[rate.size() / 2];
+}
+
+/* ---- the matrix units ------------------------------------------------------------------------ */
+
+#define RATE_TURNS 2000
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define RATE_WARPGROUPS 1
+#else
+#define RATE_WARPGROUPS 0
+#endif
+
+#define R8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),          \
+              "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+
+/* Random bits with exponents near one. */
+static __device__ uint32_t rate_word(uint64_t n) {
+    return ((uint32_t)mix(n) & 0x83ff83ffu) | 0x38003800u;
+}
+
+#if RATE_WARPGROUPS
+/* d[64, 128] += a[64, 16] b[16, 128], both in shared memory, without swizzle. */
+static __device__ __forceinline__ void rate_wgmma(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, 1, 1, 1, 0, 0;"
+        : R8(0), R8(8), R8(16), R8(24), R8(32), R8(40), R8(48), R8(56)
+        : "l"(a), "l"(b));
+}
+
+static __device__ __forceinline__ uint64_t rate_operand(const void *p) {
+    return (uint64_t)(smem_addr(p) >> 4 & 0x3fff) | (uint64_t)8 << 16 | (uint64_t)16 << 32;
+}
+
+static __device__ float rate_loop(uint32_t *smem) {
+    float d[64];
+    for (int i = 0; i < 64; i++) d[i] = 0;
+    uint64_t a = rate_operand(smem + threadIdx.x / 128 * 512), b = rate_operand(smem + 2048);
+    for (int turn = 0; turn < RATE_TURNS; turn++) {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        for (int i = 0; i < 4; i++) rate_wgmma(d, a, b);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    }
+    float sum = 0;
+    for (int i = 0; i < 64; i++) sum += d[i];
+    return sum;
+}
+#else
+/* Per warp and turn as many operations as a quarter of a group above. */
+static __device__ float rate_loop(uint32_t *smem) {
+    float d[8][4];
+    uint32_t r[6];
+    for (int i = 0; i < 32; i++) d[i / 4][i % 4] = 0;
+    for (int i = 0; i < 6; i++) r[i] = smem[(threadIdx.x * 6 + i) % 4096];
+    for (int turn = 0; turn < RATE_TURNS * 4; turn++)
+#pragma unroll
+        for (int i = 0; i < 64; i++) mma16816(d[i % 8], r[0], r[1], r[2], r[3], r[4], r[5]);
+    float sum = 0;
+    for (int i = 0; i < 32; i++) sum += d[i / 4][i % 4];
+    return sum;
+}
+#endif
+
+/* 512 threads: 2 * 64 * 128 * 16 * 4 * 4 operations per turn. */
+static __global__ void __launch_bounds__(512) rate_kernel(float *out) {
+    __shared__ __align__(1024) uint32_t smem[4096];
+    for (int i = threadIdx.x; i < 4096; i += blockDim.x) smem[i] = rate_word(i);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    float sum = rate_loop(smem);
+    if (sum == 1.2345f) *out = sum;
+}
+
+static double timed(cudaEvent_t *e, void (*run)(void *), void *user) {
+    float ms;
+    CU(cudaEventRecord(e[0]));
+    run(user);
+    CU(cudaEventRecord(e[1]));
+    CU(cudaEventSynchronize(e[1]));
+    CU(cudaEventElapsedTime(&ms, e[0], e[1]));
+    return ms / 1e3;
+}
+
+struct rate_run {
+    float *out;
+    int blocks;
+};
+
+static void run_rate(void *user) {
+    const struct rate_run *r = (const struct rate_run *)user;
+    rate_kernel<<<r->blocks, 512>>>(r->out);
+}
+
+double bench_matrix_rate(void) {
+    int device;
+    cudaDeviceProp prop;
+    struct rate_run r = {NULL, 0};
+    cudaEvent_t e[2];
+    std::vector<double> rate;
+    CU(cudaGetDevice(&device));
+    CU(cudaGetDeviceProperties(&prop, device));
+    CU(cudaMalloc((void **)&r.out, 256));
+    r.blocks = prop.multiProcessorCount;
+    for (int i = 0; i < 2; i++) CU(cudaEventCreate(&e[i]));
+    for (int i = 0; i < 7; i++) {
+        double seconds = timed(e, run_rate, &r);
+        if (i >= 2) rate.push_back(2.0 * 64 * 128 * 16 * 16 * RATE_TURNS * r.blocks / seconds);
+    }
+    CU(cudaGetLastError());
+    for (int i = 0; i < 2; i++) CU(cudaEventDestroy(e[i]));
+    CU(cudaFree(r.out));
+    std::sort(rate.begin(), rate.end());
+    return rate[rate.size() / 2];
+}
+
+/* ---- between turns --------------------------------------------------------------------------- */
+
+void bench_flush(struct kctx *ctx) {
+    static void *buffer;
+    const size_t bytes = (size_t)256 << 20;
+    if (!buffer) CU(cudaMalloc(&buffer, bytes));
+    CU(cudaMemsetAsync(buffer, 0x5a, bytes, ctx->stream));
+}
+
+bool bench_loopback(struct coll **out, struct kctx *ctx, int ranks) {
+    struct err_text err = {};
+    if (ranks < 2) return false;
+    if (coll_open_loopback(out, ctx, ranks, NULL, &err) == OK) return true;
+    fprintf(stderr, "bench: %s\n", err.text);
+    exit(1);
 }

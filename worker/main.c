@@ -30,10 +30,8 @@
 #include "proto/log.h"
 #include "proto/opt.h"
 #include "proto/wire.h"
-#include "worker/coll_open.h"
-#ifdef OCTAVO_BENCH
 #include "worker/bench.h"
-#endif
+#include "worker/coll_open.h"
 #include "worker/control.h"
 #include "worker/copy.h"
 #include "worker/dump.h"
@@ -654,9 +652,7 @@ static int finish(struct worker *w, int rc, const struct err_text *err) {
 }
 
 int main(int argc, char **argv) {
-#ifdef OCTAVO_BENCH
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_main(argc - 2, argv + 2);
-#endif
     if (argc > 1 && strcmp(argv[1], "--self-test-collective") == 0)
         return self_test_main(argc - 1, argv + 1);
     process_die_with_parent();
