@@ -71,7 +71,7 @@ static uint64_t scratch_bytes(const struct plan *p, const struct gguf *g) {
     const int64_t S = MIN(MIN(4 * slots, T), LIMIT_STEP_SAMPLES), W = d->vocab / p->ask.ranks;
     int64_t wide, expert;
     struct sum s = {0};
-    plan_widths(p, g, &wide, &expert);
+    plan_widths(p, g, &wide, &expert); /* at most what the file has bytes for */
     for (int i = 0; i < 3; i++) add(&s, T * d->d_model, 4);
     add(&s, T * d->r_q, 4), add(&s, T * (d->r_kv + d->d_rope), 4);
     add(&s, T * d->ix_dim, 4), add(&s, T * d->ix_heads, 4), add(&s, T * d->ix_heads * d->ix_dim, 4);

@@ -12,6 +12,10 @@
 
 #include "coordinator/plan.h"
 
+#define WIDTH_MAX (1 << 20)
+#define HEADS_MAX 4096 /* and what a head is wide in places */
+#define VOCAB_MAX (1 << 24)
+
 const char *const plan_part_names[PLAN_PARTS] = {
     "embedding", "head",    "attention",     "indexer",
     "dense",     "experts", "shared expert", "norms, router",
@@ -25,19 +29,19 @@ struct keys {
     struct err_text *err;
 };
 
-static int number(const struct keys *k, const char *name, bool needed, int64_t *out) {
-    char key[128];
+/* A number from min to max; absent is 0 where 0 will do. */
+static int number(const struct keys *k, const char *name, int64_t min, int64_t max, int64_t *out) {
+    char key[128], found[32] = "no such key";
     uint64_t v = 0;
     snprintf(key, sizeof key, "%s.%s", k->arch, name);
     int rc = gguf_get_u64(k->g, key, &v, k->err);
-    if (rc == ERR_NOT_FOUND && !needed) return OK;
-    if (rc == OK && v <= INT32_MAX) {
-        *out = (int64_t)v;
-        return OK;
-    }
     if (rc < 0 && rc != ERR_NOT_FOUND) return rc;
-    return err_set(k->err, ERR_FORMAT, "%s: expected a number up to %d, found %s", key, INT32_MAX,
-                   rc == OK ? "a larger one" : "no such key");
+    *out = (int64_t)MIN(v, (uint64_t)INT64_MAX);
+    if (*out >= min && *out <= max) return OK;
+    if (rc == OK) snprintf(found, sizeof found, "%" PRIu64, v);
+    return err_set(k->err, ERR_FORMAT,
+                   "%s: expected a number from %" PRId64 " to %" PRId64 ", found %s", key, min, max,
+                   found);
 }
 
 /* Layers with an indexer: as the file says; if it does not, the pattern of its first publication.
@@ -57,6 +61,27 @@ static void read_full(struct plan_dims *d, const struct keys *k) {
     }
 }
 
+/* Numbers that only make sense together. */
+static int check_dims(const struct plan_dims *d, const struct keys *k, int64_t blocks,
+                      int64_t key_length) {
+    if (d->mtp >= blocks)
+        return err_set(k->err, ERR_FORMAT,
+                       "%s.nextn_predict_layers: expected fewer than the %" PRId64
+                       " blocks, found %" PRId64,
+                       k->arch, blocks, d->mtp);
+    if (key_length <= d->d_rope)
+        return err_set(k->err, ERR_FORMAT,
+                       "%s.attention.key_length_mla: expected more than the %" PRId64
+                       " that rotate, found %" PRId64,
+                       k->arch, d->d_rope, key_length);
+    if (d->used > d->experts)
+        return err_set(k->err, ERR_FORMAT,
+                       "%s.expert_used_count: expected at most the %" PRId64
+                       " experts, found %" PRId64,
+                       k->arch, d->experts, d->used);
+    return OK;
+}
+
 int plan_read_dims(struct plan_dims *d, const struct gguf *g, struct err_text *err) {
     struct gguf_str arch;
     int64_t blocks = 0, key_length = 0;
@@ -68,34 +93,34 @@ int plan_read_dims(struct plan_dims *d, const struct gguf *g, struct err_text *e
     const struct keys k = {g, d->arch, err};
     const struct {
         const char *name;
-        bool needed;
-        int64_t *out;
+        int64_t min, max, *out;
     } rows[] = {
-        {"block_count", true, &blocks},
-        {"nextn_predict_layers", false, &d->mtp},
-        {"leading_dense_block_count", false, &d->dense},
-        {"context_length", true, &d->context},
-        {"embedding_length", true, &d->d_model},
-        {"attention.head_count", true, &d->heads},
-        {"attention.q_lora_rank", false, &d->r_q},
-        {"attention.kv_lora_rank", true, &d->r_kv},
-        {"rope.dimension_count", true, &d->d_rope},
-        {"attention.key_length_mla", true, &key_length},
-        {"attention.value_length_mla", true, &d->d_v},
-        {"attention.indexer.head_count", false, &d->ix_heads},
-        {"attention.indexer.key_length", false, &d->ix_dim},
-        {"attention.indexer.top_k", false, &d->ix_topk},
-        {"expert_count", false, &d->experts},
-        {"expert_used_count", false, &d->used},
+        {"block_count", 1, LIMIT_LAYERS, &blocks},
+        {"nextn_predict_layers", 0, LIMIT_LAYERS, &d->mtp},
+        {"leading_dense_block_count", 0, LIMIT_LAYERS, &d->dense},
+        {"context_length", 1, INT32_MAX, &d->context},
+        {"embedding_length", 1, WIDTH_MAX, &d->d_model},
+        {"attention.head_count", 1, HEADS_MAX, &d->heads},
+        {"attention.q_lora_rank", 0, WIDTH_MAX, &d->r_q},
+        {"attention.kv_lora_rank", 1, WIDTH_MAX, &d->r_kv},
+        {"rope.dimension_count", 1, HEADS_MAX, &d->d_rope},
+        {"attention.key_length_mla", 1, WIDTH_MAX, &key_length},
+        {"attention.value_length_mla", 1, WIDTH_MAX, &d->d_v},
+        {"attention.indexer.head_count", 0, HEADS_MAX, &d->ix_heads},
+        {"attention.indexer.key_length", 0, HEADS_MAX, &d->ix_dim},
+        {"attention.indexer.top_k", 0, WIDTH_MAX, &d->ix_topk},
+        {"expert_count", 0, LIMIT_EXPERTS, &d->experts},
+        {"expert_used_count", 0, LIMIT_EXPERTS, &d->used},
     };
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++)
-        TRY(number(&k, rows[i].name, rows[i].needed, rows[i].out));
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        if (rows[i].out == &d->experts && blocks - d->mtp <= d->dense) break; /* nobody asks */
+        TRY(number(&k, rows[i].name, rows[i].min, rows[i].max, rows[i].out));
+    }
+    TRY(check_dims(d, &k, blocks, key_length));
     const struct gguf_tensor *embd = gguf_tensor_find(g, "token_embd.weight");
-    if (blocks < 1 || blocks > LIMIT_LAYERS || d->mtp >= blocks || !embd)
-        return err_set(err, ERR_FORMAT,
-                       "expected 1 to %d blocks and token_embd.weight, found %" PRId64
-                       " blocks of which %" PRId64 " predict, and %s",
-                       LIMIT_LAYERS, blocks, d->mtp, embd ? "it" : "no such tensor");
+    if (!embd || embd->ne[1] > VOCAB_MAX)
+        return err_set(err, ERR_FORMAT, "token_embd.weight: expected up to %d rows, found %s",
+                       VOCAB_MAX, embd ? "more" : "no such tensor");
     d->layers = blocks - d->mtp;
     d->vocab = (int64_t)embd->ne[1];
     d->d_nope = key_length - d->d_rope;
