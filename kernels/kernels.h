@@ -375,6 +375,7 @@ struct kernels {
      * from the matrix's start, and packing the bands is packing the matrix. */
     void (*mat_pack)(struct kctx *, struct kmat *dst, int64_t at, const void *src);
     void (*mat_unpack)(struct kctx *, const struct kmat *src, int64_t at, void *dst);
+    void (*pack_end)(struct kctx *); /* gives back what packing held; NULL: it holds nothing */
 
     /* Which types of weights the products take; NULL: those of ktype_scalar. takes_uneven: experts
      * may be dealt out (`first`), and a share of a width may be empty. */

@@ -279,7 +279,7 @@ static int fill_weights(struct loader *l, const struct gguf *g, const struct mod
     weights_sort(&l->plan);
     if (o->shard_dir) {
         shard_init(&shard, m, g, &l->plan, o->shard_dir);
-        int rc = shard_read(&shard, progress, &m->asked_bytes, &why);
+        int rc = shard_read(&shard, progress, m, &why);
         m->from_shard = rc == OK;
         if (m->from_shard) weights_skip(m, o);
         if (m->from_shard) return OK;
@@ -313,6 +313,7 @@ int model_load(struct model *m, const struct gguf *g, const struct model_options
     if (rc == OK && o->print_plan) model_print_plan(stderr, m);
     if (rc == OK) rc = allocate_planned(&l, err);
     if (rc == OK) rc = fill_weights(&l, g, o, progress, err);
+    if (rc == OK && m->k->pack_end) m->k->pack_end(m->ctx);
     free(l.plan.items);
     return rc;
 }

@@ -345,10 +345,11 @@ static int load(struct worker *w, struct err_text *err) {
     control_post(w->control, &n);
     log_info("loaded",
              "weight_bytes=%llu scratch_bytes=%llu page_bytes=%llu source=%s asked_bytes=%llu "
-             "seconds=%.2f",
+             "staging_bytes=%llu seconds=%.2f",
              (unsigned long long)m->weight_bytes, (unsigned long long)m->scratch_bytes,
              (unsigned long long)m->page_bytes, m->from_shard ? "shard" : "file",
-             (unsigned long long)m->asked_bytes, n.loaded.seconds);
+             (unsigned long long)m->asked_bytes, (unsigned long long)m->staging_bytes,
+             n.loaded.seconds);
     return OK;
 }
 

@@ -101,6 +101,7 @@ struct model {
     int group_tensors[PLAN_GROUPS];
     void *arena[MODEL_ARENAS]; /* allocated once each */
     uint64_t asked_bytes;    /* requested of the file, or of the shard, while loading */
+    uint64_t staging_bytes;  /* host memory that loading used, given back since */
     bool from_shard;
 };
 

@@ -122,7 +122,7 @@ int pipeline_run(const struct pipeline *p, struct err_text *err) {
     struct reader readers[PIPELINE_THREADS_MAX] = {0};
     size_t bytes = r.slot_bytes * (size_t)p->n_slots, bounce = align_up(p->bounce_bytes);
     r.slots =
-        p->slots_alloc ? p->slots_alloc(p->user, bytes) : aligned_alloc(PIPELINE_ALIGN, bytes);
+        p->slots_alloc ? p->slots_alloc(p->from, bytes) : aligned_alloc(PIPELINE_ALIGN, bytes);
     uint8_t *bounces = bounce ? aligned_alloc(PIPELINE_ALIGN, bounce * (size_t)p->n_threads) : NULL;
     int rc = OK;
     if (!r.slots || (bounce && !bounces))
@@ -137,7 +137,7 @@ int pipeline_run(const struct pipeline *p, struct err_text *err) {
     pthread_mutex_destroy(&r.lock);
     free(bounces);
     if (r.slots && p->slots_alloc)
-        p->slots_free(p->user, r.slots);
+        p->slots_free(p->from, r.slots);
     else
         free(r.slots);
     return rc;

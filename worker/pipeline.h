@@ -28,8 +28,9 @@ struct pipeline {
     int (*take)(void *user, int64_t piece, const uint8_t *slot, struct err_text *err);
     void *user;
     /* Memory of the slots; NULL: ordinary memory. */
-    void *(*slots_alloc)(void *user, size_t bytes);
-    void (*slots_free)(void *user, void *p);
+    void *(*slots_alloc)(void *from, size_t bytes);
+    void (*slots_free)(void *from, void *p);
+    void *from;
 };
 
 /* Returns when every piece has been taken, or after the first failure; no thread is left. */

@@ -236,22 +236,25 @@ static int read_table(struct shard_reading *r, struct err_text *err) {
     return OK;
 }
 
-static int read_weights(struct shard_reading *r, struct err_text *err) {
-    const struct pipeline p = {.n_pieces =
-                                   (int64_t)((r->table.head.bytes + PIECE_BYTES - 1) / PIECE_BYTES),
-                               .slot_bytes = (size_t)MIN(PIECE_BYTES, r->table.head.bytes),
-                               .n_threads = READERS,
-                               .n_slots = SLOTS,
-                               .fill = fill,
-                               .take = take,
-                               .user = r};
+static int read_weights(struct shard_reading *r, uint64_t *staging_bytes, struct err_text *err) {
+    struct staging staging;
+    struct pipeline p = {.n_pieces =
+                             (int64_t)((r->table.head.bytes + PIECE_BYTES - 1) / PIECE_BYTES),
+                         .slot_bytes = (size_t)MIN(PIECE_BYTES, r->table.head.bytes),
+                         .n_threads = READERS,
+                         .n_slots = SLOTS,
+                         .fill = fill,
+                         .take = take,
+                         .user = r};
+    staging_use(&staging, r->s->m, &p);
     TRY(pipeline_run(&p, err));
+    *staging_bytes = staging.bytes;
     for (int i = 0; i < r->s->plan->n_items; i++)
         if (r->s->plan->items[i].mat) r->s->plan->items[i].mat->layout = r->table.layouts[i];
     return OK;
 }
 
-int shard_read(const struct shard *s, struct load_progress progress, uint64_t *asked,
+int shard_read(const struct shard *s, struct load_progress progress, struct model *m,
                struct err_text *err) {
     struct shard_reading r = {.s = s, .meter = {.progress = progress}};
     r.fd = open(s->path, O_RDONLY | O_CLOEXEC);
@@ -262,10 +265,10 @@ int shard_read(const struct shard *s, struct load_progress progress, uint64_t *a
     posix_fadvise(r.fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     int rc = table_new(&r.table, s, err);
     if (rc == OK) rc = read_table(&r, err);
-    if (rc == OK) rc = read_weights(&r, err);
+    if (rc == OK) rc = read_weights(&r, &m->staging_bytes, err);
     free(r.table.layouts);
     close(r.fd);
-    *asked = r.meter.done;
+    m->asked_bytes = r.meter.done;
     return rc;
 }
 

@@ -25,9 +25,10 @@ struct shard {
 void shard_init(struct shard *s, const struct model *m, const struct gguf *g,
                 const struct plan *plan, const char *dir);
 
-/* OK: all weights are on the device. ERR_NOT_FOUND: there is no file. Anything else: it does not
- * fit or is damaged, and the weights' memory holds rubbish. */
-int shard_read(const struct shard *s, struct load_progress progress, uint64_t *asked,
+/* OK: all weights are on the device, and m, the shard's own, says what was asked and staged.
+ * ERR_NOT_FOUND: there is no file. Anything else: it does not fit or is damaged, and the weights'
+ * memory holds rubbish. */
+int shard_read(const struct shard *s, struct load_progress progress, struct model *m,
                struct err_text *err);
 
 /* Writes the loaded weights; the file appears whole or not at all. */

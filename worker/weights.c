@@ -73,6 +73,33 @@ void load_meter_add(struct load_meter *m, uint64_t bytes) {
     m->progress.report(m->progress.user, m->done, m->total);
 }
 
+/* ---- staging ----------------------------------------------------------------------------- */
+
+/* An accelerator's driver copies ordinary memory through a buffer of its own, piece by piece; what it
+ * knows by address goes over the bus in one go. */
+static void *staging_alloc(void *from, size_t bytes) {
+    struct staging *s = from;
+    void *p = s->m->k->host_alloc(s->m->ctx, bytes);
+    s->pinned = p != NULL;
+    s->bytes = bytes;
+    return p ? p : aligned_alloc(PIPELINE_ALIGN, bytes);
+}
+
+static void staging_free(void *from, void *p) {
+    const struct staging *s = from;
+    if (s->pinned)
+        s->m->k->host_free(s->m->ctx, p);
+    else
+        free(p);
+}
+
+void staging_use(struct staging *s, const struct model *m, struct pipeline *p) {
+    *s = (struct staging){.m = m};
+    p->slots_alloc = staging_alloc;
+    p->slots_free = staging_free;
+    p->from = s;
+}
+
 /* ---- cutting the plan into pieces -------------------------------------------------------- */
 
 static int in_file_order(const void *a, const void *b) {
@@ -274,8 +301,9 @@ static void *scout(void *user) {
 }
 
 /* Without the scout reading is only slower. */
-static int run(struct reading *r, struct err_text *err) {
-    const struct pipeline p = {.n_pieces = r->n_pieces,
+static int run(struct reading *r, uint64_t *staging_bytes, struct err_text *err) {
+    struct staging staging;
+    struct pipeline p = {.n_pieces = r->n_pieces,
                                .slot_bytes = r->slot_bytes,
                                .bounce_bytes = r->bounce_bytes,
                                .n_threads = (int)MIN(READERS, MAX(r->n_pieces, 1)),
@@ -284,10 +312,12 @@ static int run(struct reading *r, struct err_text *err) {
                                .take = take,
                                .user = r};
     pthread_t thread;
+    staging_use(&staging, r->m, &p);
     bool scouted = gguf_part_fd(r->g, 0) >= 0 && pthread_create(&thread, NULL, scout, r) == 0;
     int rc = pipeline_run(&p, err);
     atomic_store(&r->scout_stop, true);
     if (scouted) pthread_join(thread, NULL);
+    *staging_bytes = staging.bytes;
     return rc;
 }
 
@@ -308,7 +338,7 @@ void weights_skip(const struct model *m, const struct model_options *o) {
     if (convoy_open(&c, &co, NULL) == OK) convoy_close(c);
 }
 
-int weights_read(const struct model *m, const struct gguf *g, const struct plan *plan,
+int weights_read(struct model *m, const struct gguf *g, const struct plan *plan,
                  const struct model_options *o, struct load_progress progress, uint64_t *asked,
                  struct err_text *err) {
     struct reading r = {.m = m,
@@ -321,7 +351,7 @@ int weights_read(const struct model *m, const struct gguf *g, const struct plan 
     int rc = cut_plan(&r, err);
     if (rc == OK && r.vector_bytes && !(r.vector = malloc(r.vector_bytes)))
         rc = err_set(err, ERR_NOMEM, "loading: expected %zu bytes, found none", r.vector_bytes);
-    if (rc == OK) rc = run(&r, err);
+    if (rc == OK) rc = run(&r, &m->staging_bytes, err);
     m->k->sync(m->ctx);
     convoy_close(r.convoy);
     free(r.vector);

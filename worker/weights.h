@@ -7,6 +7,7 @@
 #ifndef OCTAVO_WORKER_WEIGHTS_H
 #define OCTAVO_WORKER_WEIGHTS_H
 
+#include "worker/pipeline.h"
 #include "worker/tensors.h"
 
 #define ARENA_ALIGN 256 /* of every tensor in the weights' arena */
@@ -33,10 +34,19 @@ struct load_meter {
 };
 void load_meter_add(struct load_meter *m, uint64_t bytes);
 
+/* Where pieces wait between file and device: the device's host memory, or ordinary memory when it
+ * gives none; in use while a pipeline runs. */
+struct staging {
+    const struct model *m;
+    bool pinned;
+    uint64_t bytes; /* how much it was */
+};
+void staging_use(struct staging *s, const struct model *m, struct pipeline *p);
+
 void weights_sort(struct plan *plan); /* into file order */
 
 /* Reads every item's share and packs it. *asked: bytes requested of the file by this rank. */
-int weights_read(const struct model *m, const struct gguf *g, const struct plan *plan,
+int weights_read(struct model *m, const struct gguf *g, const struct plan *plan,
                  const struct model_options *o, struct load_progress progress, uint64_t *asked,
                  struct err_text *err);
 

@@ -208,6 +208,13 @@ static float cuda_span_us(struct kctx *c, int from, int to) {
     return 1e3f * ms;
 }
 
+static void cuda_pack_end(struct kctx *c) {
+    CU(cudaStreamSynchronize(c->stream));
+    CU(cudaFree(c->stage));
+    c->stage = NULL;
+    c->stage_bytes = 0;
+}
+
 static size_t cuda_latent_bytes(const struct kdims *d) {
     return (size_t)(d->r_kv + d->d_rope) * (cuda_cache_f32() ? 4 : 2);
 }
@@ -334,7 +341,7 @@ const struct kernels *kernels_cuda_table(void) {
     t.zero = cuda_zero, t.sync = cuda_sync;
     t.mat_bytes = cuda_mat_bytes, t.latent_bytes = cuda_latent_bytes;
     t.index_bytes = cuda_index_bytes, t.scratch_bytes = cuda_scratch_bytes;
-    t.mat_pack = cuda_mat_pack, t.mat_unpack = cuda_mat_unpack;
+    t.mat_pack = cuda_mat_pack, t.mat_unpack = cuda_mat_unpack, t.pack_end = cuda_pack_end;
     t.host_alloc = cuda_host_alloc, t.host_free = cuda_host_free, t.get_later = cuda_get_later;
     t.mark = cuda_mark, t.passed = cuda_passed, t.wait = cuda_wait, t.span_us = cuda_span_us;
     t.graph_begin = cuda_graph_begin, t.graph_prepare = cuda_graph_prepare;

@@ -280,6 +280,41 @@ static void every_byte_of_every_rank_is_the_files(void **state) {
     gguf_close(g);
 }
 
+static int host_pieces, host_calls;
+static bool host_refuses;
+
+static void *counted_host_alloc(struct kctx *c, size_t bytes) {
+    host_calls++;
+    if (host_refuses) return NULL;
+    host_pieces++;
+    return kernels_table()->host_alloc(c, bytes);
+}
+
+static void counted_host_free(struct kctx *c, void *p) {
+    host_pieces--;
+    kernels_table()->host_free(c, p);
+}
+
+static void pieces_wait_in_the_devices_own_host_memory_or_else_in_ordinary(void **state) {
+    UNUSED(state);
+    struct gguf *g = open_model(model_path);
+    const struct model_options o = small(0, 1);
+    struct kernels table = *kernels_table();
+    table.host_alloc = counted_host_alloc;
+    table.host_free = counted_host_free;
+    for (int refused = 0; refused < 2; refused++) {
+        struct model m = {.k = &table, .ctx = table.open(0, NULL, 0)};
+        host_refuses = refused;
+        assert_int_equal(model_load(&m, g, &o, (struct load_progress){0}, NULL), OK);
+        assert_int_equal(host_calls, 1 + refused);
+        assert_int_equal(host_pieces, 0); /* given back */
+        assert_true(m.staging_bytes > 0);
+        check_weights(&m, g);
+        model_unload(&m);
+    }
+    gguf_close(g);
+}
+
 static void the_size_of_a_read_changes_nothing(void **state) {
     UNUSED(state);
     const size_t sizes[] = {1, 3000, 70000, 300000, 64 << 20};
@@ -435,6 +470,7 @@ int main(void) {
         cmocka_unit_test(a_peer_that_does_not_move_is_left_and_one_that_is_done_is_not_waited_for),
         cmocka_unit_test(a_share_that_is_not_there_is_refused),
         cmocka_unit_test(every_byte_of_every_rank_is_the_files),
+        cmocka_unit_test(pieces_wait_in_the_devices_own_host_memory_or_else_in_ordinary),
         cmocka_unit_test(the_size_of_a_read_changes_nothing),
         cmocka_unit_test(progress_counts_the_bytes_asked_of_the_file_and_ends_with_all),
         cmocka_unit_test(a_file_cut_while_it_is_read_is_a_sentence_and_not_a_crash),
