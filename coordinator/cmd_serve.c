@@ -34,10 +34,12 @@
 #define DEBRIS_AGE_S   60  /* who makes a file maps it sooner */
 #define SHARD_AGE_S    600 /* who writes one writes again sooner */
 
+static const int signals_heard[] = {SIGTERM, SIGINT, SIGHUP};
+
 struct serve {
     struct settings set;
     uv_loop_t loop;
-    uv_signal_t signals[3];
+    uv_signal_t signals[ARRAY_LEN(signals_heard)];
     uv_timer_t flush;
     uv_timer_t beat; /* what the service manager is told, and orphans */
     struct notify notify;
@@ -84,8 +86,10 @@ static void start_beat(struct serve *s) {
 static void on_api_stopped(void *user) {
     struct serve *s = user;
     s->api = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(s->signals); i++)
+    for (size_t i = 0; i < ARRAY_LEN(s->signals); i++) {
         uv_close((uv_handle_t *)&s->signals[i], NULL);
+        signal(signals_heard[i], SIG_IGN); /* asked once more, the exit code stays ours */
+    }
     uv_close((uv_handle_t *)&s->flush, NULL);
     uv_close((uv_handle_t *)&s->beat, NULL);
 }
@@ -215,12 +219,11 @@ static int start_api(struct serve *s, struct err_text *err) {
 }
 
 static void start_signals(struct serve *s) {
-    static const int signums[] = {SIGTERM, SIGINT, SIGHUP};
-    for (size_t i = 0; i < ARRAY_LEN(signums); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(signals_heard); i++) {
         uv_signal_init(&s->loop, &s->signals[i]);
         s->signals[i].data = s;
-        uv_signal_start(&s->signals[i], signums[i] == SIGHUP ? on_hang_up : on_stop_signal,
-                        signums[i]);
+        uv_signal_start(&s->signals[i], signals_heard[i] == SIGHUP ? on_hang_up : on_stop_signal,
+                        signals_heard[i]);
     }
     uv_timer_init(&s->loop, &s->flush);
     s->flush.data = s;
