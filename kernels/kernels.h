@@ -332,8 +332,19 @@ struct kneeds {
     size_t graph_bytes; /* about so much device memory if it is kept as a graph */
 };
 
+/* A debug switch: which of its choices is taken says how something is computed, for comparisons and
+ * bisecting. Set before open, by worker/switches.c; counts for the whole process. */
+#define K_CHOICES 4
+struct kswitch {
+    const char *name, *help;
+    const char *choices[K_CHOICES]; /* up to the first NULL; the first is the usual one */
+    int chosen;
+};
+
 struct kernels {
     const char *name; /* "cpu", "cuda" */
+    struct kswitch *switches;
+    int n_switches;
 
     /* life. device: CUDA ordinal, ignored on the CPU. err: sentence for the set-up error. */
     struct kctx *(*open)(int device, char *err, size_t err_bytes);

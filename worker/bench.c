@@ -10,9 +10,10 @@
 #include <string.h>
 
 #include "worker/bench.h"
+#include "worker/switches.h"
 
 struct request {
-    const char *shape, *csv;
+    const char *shape, *csv, *switches;
     struct bench_list decode, context, prefill, ops, ops_prompt;
     int prompts, each; /* so many prompts of so many tokens at once; 0: none */
     int64_t device;
@@ -23,7 +24,7 @@ static int usage(const char *what) {
             "bench: %s\n"
             "usage: --bench [--shape full:LAYERS|shard:N[:LAYERS]|tiny] [--device N] [--csv FILE]\n"
             "         [--decode BATCH,…] [--context TOKENS,…] [--prefill TOKENS,…] [--prompts N:TOKENS]\n"
-            "         [--ops ROWS,…] [--ops-prefill TOKENS,…]\n"
+            "         [--ops ROWS,…] [--ops-prefill TOKENS,…] [--switch NAME=VALUE,…]\n"
             "An empty list, \"none\", leaves that part out. Defaults: full:5, batches 1,2,4,8,16,32,64 at\n"
             "context 512, prompts of 512 and 2048 tokens.\n",
             what);
@@ -53,6 +54,7 @@ static bool parse_prompts(const char *s, struct request *r) {
 static bool parse_one(struct request *r, const char *name, const char *value) {
     if (!strcmp(name, "--shape")) return r->shape = value, true;
     if (!strcmp(name, "--csv")) return r->csv = value, true;
+    if (!strcmp(name, "--switch")) return r->switches = value, true;
     if (!strcmp(name, "--device")) return r->device = atoi(value), true;
     if (!strcmp(name, "--decode")) return parse_list(value, BENCH_SLOTS, &r->decode);
     if (!strcmp(name, "--context")) return parse_list(value, LIMIT_CONTEXT_TOKENS / 2, &r->context);
@@ -127,9 +129,11 @@ int bench_main(int argc, char **argv) {
                         .context = {1, {512}},
                         .prefill = {2, {512, 2048}}};
     char err[512] = "";
+    struct err_text why = {0};
     for (int i = 0; i < argc; i += 2)
         if (i + 1 == argc || !parse_one(&r, argv[i], argv[i + 1])) return usage(argv[i]);
     b.m.k = kernels_table();
+    if (switches_set(b.m.k, r.switches, &why) < 0) return usage(why.text);
     b.m.ctx = b.m.k->open((int)r.device, err, sizeof err);
     if (!b.m.ctx) return usage(err);
     if (!bench_table_open(&b, r.csv)) return 2;

@@ -39,6 +39,7 @@
 #include "worker/process.h"
 #include "worker/self_test.h"
 #include "worker/step.h"
+#include "worker/switches.h"
 
 #define WAIT_MS 1000  /* longest sleep between two looks at the sockets */
 #define LOOK_NS 20000 /* with a step in flight: between two looks at it */
@@ -48,7 +49,7 @@ struct options {
         parent_start, probe_port, step_limit;
     const char *probe_socket;
     const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level,
-        *load_share, *shard_cache;
+        *load_share, *shard_cache, *switches;
 };
 
 struct worker {
@@ -186,6 +187,11 @@ static int parse_options(struct options *o, int argc, char **argv, struct err_te
          .kind = OPT_STRING,
          .out = &o->shard_cache,
          .help = "Keep this rank's repacked weights here for the next start."},
+        {.name = "switch",
+         .value = "NAME=VALUE,…",
+         .kind = OPT_STRING,
+         .out = &o->switches,
+         .help = "Debug switches; --switches lists them."},
         {.name = "load-share",
          .value = "PATH",
          .kind = OPT_STRING,
@@ -222,7 +228,7 @@ static int parse_options(struct options *o, int argc, char **argv, struct err_te
         return err_set(err, ERR_SETUP,
                        "--device: expected %s, the backend of this program, found %s",
                        kernels_table()->name, o->device);
-    return OK;
+    return switches_set(kernels_table(), o->switches, err);
 }
 
 static void init_signals(const struct options *o) {
@@ -654,6 +660,10 @@ static int finish(struct worker *w, int rc, const struct err_text *err) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_main(argc - 2, argv + 2);
+    if (argc > 1 && strcmp(argv[1], "--switches") == 0) {
+        switches_print(stdout, kernels_table());
+        return EXIT_ASKED;
+    }
     if (argc > 1 && strcmp(argv[1], "--self-test-collective") == 0)
         return self_test_main(argc - 1, argv + 1);
     process_die_with_parent();

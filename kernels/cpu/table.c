@@ -5,8 +5,8 @@
  * Limits: none.  Tested by: tests/kernels/
  *
  * The device is the host, so memory is aligned_alloc and weights stay in file order. The best
- * instruction set the machine has is taken; OCTAVO_CPU=plain|AVX2|AVX-512 asks for another, which
- * changes the speed and nothing else.
+ * instruction set the machine has is taken; the switch cpu-isa asks for another, which changes the
+ * speed and nothing else.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -41,16 +41,20 @@ struct kctx *cpu_open_isa(const struct cpu_isa *isa) {
     return c;
 }
 
+static struct kswitch cpu_switches[] = {
+    {"cpu-isa", "Instruction set of the inner loops.", {"best", "AVX-512", "AVX2", "plain"}, 0},
+};
+
 static struct kctx *cpu_open(int device, char *err, size_t err_bytes) {
     (void)device;
     const struct cpu_isa *isas[3];
     int n = cpu_isa_list(isas), pick = 0;
-    const char *want = getenv("OCTAVO_CPU");
-    if (want && *want) {
+    const char *want = cpu_switches[0].choices[cpu_switches[0].chosen];
+    if (cpu_switches[0].chosen > 0) {
         while (pick < n && strcmp(isas[pick]->name, want) != 0) pick++;
         if (pick == n) {
             snprintf(err, err_bytes,
-                     "OCTAVO_CPU: expected an instruction set of this machine "
+                     "cpu-isa: expected an instruction set of this machine "
                      "(the best is %s), found %s",
                      isas[0]->name, want);
             return NULL;
@@ -164,6 +168,8 @@ static void cpu_mat_unpack(struct kctx *c, const struct kmat *m, int64_t at, voi
 const struct kernels *kernels_table(void) {
     static const struct kernels table = {
         .name = "cpu",
+        .switches = cpu_switches,
+        .n_switches = 1,
         .open = cpu_open,
         .close = cpu_close,
         .info = cpu_info,

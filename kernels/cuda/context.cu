@@ -21,14 +21,14 @@ void cuda_fatal(const char *what, const char *error, const char *file, int line)
     _exit(1);
 }
 
-bool cuda_cache_f32(void) {
-    static int known = -1;
-    if (known < 0) {
-        const char *want = getenv("OCTAVO_CUDA_CACHE");
-        known = want && strcmp(want, "f32") == 0;
-    }
-    return known == 1;
-}
+enum { SWITCH_CACHE, SWITCH_PDL, SWITCHES };
+
+static struct kswitch switches[SWITCHES] = {
+    {"cuda-cache", "Element type of the latent and index caches.", {"f16", "f32"}, 0},
+    {"cuda-pdl", "Each kernel may start while the one before it ends.", {"on", "off"}, 0},
+};
+
+bool cuda_cache_f32(void) { return switches[SWITCH_CACHE].chosen == 1; }
 
 static __global__ void probe_kernel(int *x) { *x = 1; }
 
@@ -73,8 +73,7 @@ static bool set_up(struct kctx *c, int device, char *err, size_t err_bytes) {
     c->device = device;
     c->sms = c->prop.multiProcessorCount;
     c->smem_block = (int)c->prop.sharedMemPerBlockOptin;
-    const char *pdl = getenv("OCTAVO_CUDA_PDL");
-    c->pdl = !(pdl && strcmp(pdl, "0") == 0);
+    c->pdl = switches[SWITCH_PDL].chosen == 0;
     c->work_bytes = WORK_BYTES;
     e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess) e = cudaMalloc(&c->work, c->work_bytes);
@@ -336,6 +335,7 @@ extern "C" const struct kernels *kernels_cuda_table(void);
 const struct kernels *kernels_cuda_table(void) {
     static struct kernels t;
     if (t.name) return &t;
+    t.switches = switches, t.n_switches = SWITCHES;
     t.open = cuda_open, t.close = cuda_close, t.info = cuda_info;
     t.alloc = cuda_alloc, t.free = cuda_free, t.put = cuda_put, t.get = cuda_get;
     t.zero = cuda_zero, t.sync = cuda_sync;

@@ -39,6 +39,9 @@
 #define GRAPHS_LATER 32 /* of them captured when a step comes again */
 #define OUTGROWN_MAX 32
 
+/* How x stands in the workspace for a product with many rows. */
+enum x_form { X_NONE, X_NARROW, X_WIDE };
+
 struct kctx {
     int device;
     cudaStream_t stream;
@@ -88,7 +91,7 @@ static inline bool cuda_image_is(const struct kctx *c, const float *x, int64_t x
            c->image.cols == cols;
 }
 
-/* Element type of the caches: false f16 (the default), true f32 (OCTAVO_CUDA_CACHE=f32). */
+/* Element type of the caches: false f16 (the default), true f32 (the switch cuda-cache). */
 bool cuda_cache_f32(void);
 
 template <typename... Formal, typename... Actual>

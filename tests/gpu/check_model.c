@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "worker/step.h"
+#include "worker/switches.h"
 
 #define CASES_MAX 32
 #define PROMPT_MAX  1500
@@ -205,6 +206,7 @@ int main(int argc, char **argv) {
     if (gguf_open(&file, argv[1], &err) < 0) die(argv[1], err.text);
     struct model_options o = {.world = 1, .max_slots = 4, .max_rows = 256,
                               .max_outs = LIMIT_STEP_SAMPLES};
+    if (switches_set(kernels_table(), getenv("OCTAVO_SWITCH"), &err) < 0) die("switch", err.text);
     if (model_load(&m, file, &o, (struct load_progress){0}, &err) < 0) die("load", err.text);
     if (model_alloc_caches(&m, 64, &err) < 0) die("caches", err.text);
     if (stepper_new(&st, &m) < 0 || coll_open_none(&coll) < 0) die("start", "no memory");

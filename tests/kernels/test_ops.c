@@ -467,15 +467,17 @@ static void memory_is_aligned_and_the_table_is_complete(void **state) {
     }
     k->sync(c);
     k->close(c);
-    setenv("OCTAVO_CPU", "abacus", 1);
+    k->switches[0].choices[1] = "abacus";
+    k->switches[0].chosen = 1;
     assert_null(k->open(0, err, sizeof err));
     assert_non_null(strstr(err, "found abacus"));
-    setenv("OCTAVO_CPU", "plain", 1);
+    k->switches[0].chosen = 3;
     c = k->open(0, err, sizeof err);
     k->info(c, &info);
     assert_string_equal(info.name, "cpu plain");
     k->close(c);
-    unsetenv("OCTAVO_CPU");
+    k->switches[0].choices[1] = "AVX-512";
+    k->switches[0].chosen = 0;
 }
 
 int main(void) {
