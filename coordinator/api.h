@@ -25,6 +25,9 @@ struct api_options {
     const char *model_name;   /* served model name; a request for another gets 404 */
     const char *api_key_file; /* one key a line, '#' begins a comment; NULL: no keys */
     int64_t context;          /* tokens per sequence */
+    int key_concurrency;      /* sequences that one key may have at once; 0: no bound */
+    double key_rate;          /* requests that one key may begin a minute; 0: no bound */
+    double request_timeout_s; /* the longest a request may take; 0: no bound */
     /* What a request that says nothing gets. */
     double temperature, top_p, min_p, repetition;
     int top_k;

@@ -79,6 +79,12 @@ void api_metrics(struct http_exchange *x, void *user) {
                (double)st.pages_kept);
     put_metric(&b, "requests_total", "counter", "Generation requests received.",
                (double)a->n_requests);
+    put_metric(&b, "requests_refused_total", "counter", "Sequences that found the queue full.",
+               (double)st.refused);
+    put_metric(&b, "requests_expired_total", "counter", "Sequences that ran out of their time.",
+               (double)st.expired);
+    put_metric(&b, "preemptions_total", "counter", "Sequences sent back to wait, for want of pages.",
+               (double)st.preempted);
     put_metric(&b, "steps_total", "counter", "Steps completed.", (double)st.steps);
     put_metric(&b, "restarts_total", "counter", "Worker restarts.", (double)st.restarts);
     put_metric(&b, "reclaims_total", "counter", "Waits for device memory after a death.",

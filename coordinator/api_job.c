@@ -68,6 +68,7 @@ static void job_free(struct api_work *w) {
     free(j->choices);
     free(j->prompts);
     openai_request_deinit(&j->req);
+    api_key_release(j->key, j->n_held);
     http_buf_deinit(&j->out);
     free(j);
 }
@@ -209,6 +210,12 @@ static void on_token(struct api_choice *c, const struct msg_token *t) {
 static void on_failed(struct api_choice *c, const struct engine_event *ev) {
     struct openai_error e;
     struct engine_status st;
+    if (ev->reason == ENGINE_TIMEOUT) {
+        openai_fail(&e, ERR_TIMEOUT, 504, "timeout", NULL,
+                    "The request was not done in the time that it was given.");
+        job_fail(c->job, &e);
+        return;
+    }
     engine_status(c->job->work.api->engine, &st);
     bool later =
         ev->reason == ENGINE_CANCELLED || st.state == ENGINE_DRAINING || st.state == ENGINE_FAILED;
@@ -220,7 +227,7 @@ static void on_failed(struct api_choice *c, const struct engine_event *ev) {
 static void on_finished(struct api_choice *c, const struct engine_event *ev) {
     struct api_job *j = c->job;
     c->finished = true;
-    if (!c->stopped && (ev->reason == ENGINE_ERROR || ev->reason == ENGINE_CANCELLED)) {
+    if (!c->stopped && ev->reason != ENGINE_STOP && ev->reason != ENGINE_LENGTH) {
         on_failed(c, ev);
         return;
     }
@@ -269,6 +276,15 @@ static int fail_no_room(const struct api_job *j, size_t n_prompt, struct openai_
                        (long long)cache, n_prompt);
 }
 
+/* The shorter of what the request and what the server allows, less what has passed. */
+static uint64_t timeout_us(const struct api_job *j) {
+    double s = j->work.api->o.request_timeout_s;
+    if (j->req.timeout_s > 0 && (s <= 0 || j->req.timeout_s < s)) s = j->req.timeout_s;
+    if (s <= 0) return 0;
+    double passed = (double)(uv_now(j->work.api->loop) - j->begun_ms) / 1e3;
+    return s > passed ? (uint64_t)((s - passed) * 1e6) + 1 : 1;
+}
+
 static int choice_submit(struct api_choice *c, struct openai_error *e) {
     struct api_job *j = c->job;
     struct api *a = j->work.api;
@@ -293,6 +309,8 @@ static int choice_submit(struct api_choice *c, struct openai_error *e) {
         .ignore_eos = r->ignore_eos,
         .stop_ids = r->stop_ids,
         .n_stop_ids = r->n_stop_ids,
+        .priority = (int)r->priority,
+        .timeout_us = timeout_us(j),
         .cache_salt = r->cache_salt,
         .n_cache_salt = r->cache_salt ? strlen(r->cache_salt) : 0,
         .sampling = r->sampling,
@@ -328,7 +346,11 @@ static void job_proceed(struct api_work *w) {
         job_fail(j, &e);
         return;
     }
-    j->n_open = j->n_choices;
+    if (api_key_hold(w->api, j->key, j->n_choices, &e) < 0) {
+        job_fail(j, &e);
+        return;
+    }
+    j->n_held = j->n_open = j->n_choices;
     for (int i = 0; i < j->n_choices; i++) {
         struct api_choice *c = &j->choices[i];
         c->job = j;
@@ -353,10 +375,16 @@ void api_generate(struct http_exchange *x, enum openai_kind kind, const struct a
         return;
     }
     a->n_requests++;
+    j->key = api_key_of(x);
+    if (api_key_begin(a, j->key, &e) < 0) {
+        free(j);
+        api_answer_error(x, a, &e);
+        return;
+    }
     j->kind = kind;
     j->shape = shape;
     j->created = (int64_t)time(NULL);
-    j->written_ms = uv_now(a->loop);
+    j->begun_ms = j->written_ms = uv_now(a->loop);
     uint64_t r[2];
     api_random(r, sizeof r);
     snprintf(j->id, sizeof j->id, "%s%016llx%08llx", shape->id_prefix, (unsigned long long)r[0],

@@ -26,7 +26,7 @@ struct api {
     enum chat_family family;
     struct api_options o;
     char *model_name;
-    char **keys;
+    struct api_key *keys;
     int n_keys;
     struct http_server *http;
     int64_t started;  /* seconds since 1970, "created" of the model */
@@ -69,6 +69,16 @@ enum engine_state api_state(const struct api *a, struct engine_status *st); /* t
 struct api *api_of(struct http_exchange *x);
 bool api_check_done(struct api *a); /* the last work of a stopping api frees it */
 
+/* The key that came with the request; NULL: none, or none that is known. */
+struct api_key *api_key_of(struct http_exchange *x);
+/* May a request begin now? ERR_FULL with e filled: not yet. No key: always. */
+int api_key_begin(const struct api *a, struct api_key *k, struct openai_error *e);
+/* May it have n more sequences? ERR_FULL or ERR_LIMIT with e filled: no. */
+int api_key_hold(const struct api *a, struct api_key *k, int n, struct openai_error *e);
+void api_key_release(struct api_key *k, int n);
+int api_keys_read(struct api *a, const char *path, struct err_text *err);
+void api_keys_free(struct api *a);
+
 void api_random(void *p, size_t n);
 void api_defaults(const struct api *a, struct openai_defaults *d);
 void api_put_error(struct http_buf *b, const struct openai_error *e);
@@ -103,13 +113,15 @@ struct api_job {
     enum openai_kind kind;
     const struct api_shape *shape;
     struct openai_request req;
+    struct api_key *key; /* NULL: none */
+    int n_held;          /* sequences that it has for this */
     int n_prompts;
     struct tok_ids *prompts;
     bool in_reasoning;
     int n_choices, n_open;
     struct api_choice *choices;
     bool streaming;      /* the head of the stream is out */
-    uint64_t written_ms; /* last sign of life */
+    uint64_t begun_ms, written_ms; /* the last: sign of life */
     char id[40];
     int64_t created;
     struct http_buf out; /* one event, or the whole answer */

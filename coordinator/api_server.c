@@ -1,7 +1,7 @@
 /* coordinator/api_server.c: the API as a whole: routes, keys, start, drain, stop.
  *
  * Owns: struct api.  Called by: cmd_serve.c.  Fails how: api_start: ERR_SETUP and a sentence.
- * Limits: LIMIT_API_KEYS, one key at most LIMIT_API_KEY_BYTES.  Tested by: tests/unit/test_api.c
+ * Tested by: tests/unit/test_api.c
  *
  * There is one guard in front of all routes, and it lets a request pass without a key only for a
  * route that is marked open in the table; paths are in their normal form before they are compared.
@@ -9,10 +9,8 @@
  */
 #include "coordinator/api_job.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 const struct http_route api_routes[] = {
@@ -75,61 +73,6 @@ void api_defaults(const struct api *a, struct openai_defaults *d) {
     api_random(&d->random_seed, sizeof d->random_seed);
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
-
-static int read_keys(struct api *a, const char *path, struct err_text *err) {
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return err_set(err, ERR_SETUP, "--api-key-file %s: expected a readable file, found: %s",
-                       path, strerror(errno));
-    char line[LIMIT_API_KEY_BYTES + 2];
-    int rc = OK;
-    for (int at = 1; rc == OK && fgets(line, sizeof line, f); at++) {
-        if (!strchr(line, '\n') && !feof(f))
-            rc = err_set(err, ERR_SETUP, "--api-key-file %s: line %d: expected at most %d bytes",
-                         path, at, LIMIT_API_KEY_BYTES);
-        char *key = line + strspn(line, " \t");
-        key[strcspn(key, " \t\r\n")] = 0;
-        if (!*key || *key == '#' || rc) continue;
-        if (a->n_keys == LIMIT_API_KEYS)
-            rc = err_set(err, ERR_SETUP, "--api-key-file %s: expected at most %d keys", path,
-                         LIMIT_API_KEYS);
-        else
-            a->keys[a->n_keys++] = strdup(key);
-    }
-    fclose(f);
-    explicit_bzero(line, sizeof line);
-    if (rc == OK && !a->n_keys)
-        rc = err_set(err, ERR_SETUP, "--api-key-file %s: expected at least one key, found none",
-                     path);
-    return rc;
-}
-
-/* Takes as long for a wrong key as for a right one, whichever it is and wherever it differs. */
-static bool key_matches(const struct api *a, const char *given) {
-    size_t n = strlen(given);
-    unsigned hit = 0;
-    for (int k = 0; k < a->n_keys; k++) {
-        size_t n_key = strlen(a->keys[k]);
-        volatile unsigned diff = n != n_key;
-        for (size_t i = 0; i < n; i++)
-            diff |= (unsigned char)(given[i] ^ a->keys[k][n_key ? i % n_key : 0]);
-        hit |= !diff;
-    }
-    return hit;
-}
-
-bool api_has_key(struct http_exchange *x) {
-    const struct api *a = api_of(x);
-    const char *auth = http_header(x, "authorization");
-    if (!a->n_keys) return true;
-    if (!auth || strncasecmp(auth, "bearer ", 7)) return false;
-    auth += 7;
-    auth += strspn(auth, " ");
-    return key_matches(a, auth);
-}
-
 static bool guard(struct http_exchange *x, const struct http_route *r, void *user) {
     UNUSED(user);
     if ((r && r->open) || api_has_key(x)) return true;
@@ -145,11 +88,7 @@ static bool guard(struct http_exchange *x, const struct http_route *r, void *use
  */
 
 static void api_free(struct api *a) {
-    for (int i = 0; a->keys && i < a->n_keys; i++) {
-        explicit_bzero(a->keys[i], strlen(a->keys[i]));
-        free(a->keys[i]);
-    }
-    free(a->keys);
+    api_keys_free(a);
     free(a->model_name);
     free(a);
 }
@@ -176,10 +115,9 @@ int api_start(struct api **out, uv_loop_t *loop, struct engine *engine, const st
     a->o = *o;
     a->o.host = a->o.api_key_file = NULL; /* not ours to keep */
     a->model_name = strdup(o->model_name);
-    a->keys = calloc(LIMIT_API_KEYS, sizeof *a->keys);
     a->started = (int64_t)time(NULL);
-    assert(a->model_name && a->keys);
-    int rc = o->api_key_file ? read_keys(a, o->api_key_file, err) : OK;
+    assert(a->model_name);
+    int rc = o->api_key_file ? api_keys_read(a, o->api_key_file, err) : OK;
     struct http_options h = {.host = o->host,
                              .port = o->port,
                              .routes = api_routes,

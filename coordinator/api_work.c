@@ -45,7 +45,8 @@ void api_put_error(struct http_buf *b, const struct openai_error *e) {
 void api_answer_error(struct http_exchange *x, const struct api *a, const struct openai_error *e) {
     char retry[64] = "";
     if (e->status == 503 || e->status == 429)
-        snprintf(retry, sizeof retry, "Retry-After: %d\r\n", MAX(1, engine_retry_after(a->engine)));
+        snprintf(retry, sizeof retry, "Retry-After: %d\r\n",
+                 e->retry_after_s ? e->retry_after_s : MAX(1, engine_retry_after(a->engine)));
     http_answer_error(x, e->status, e->type, e->param[0] ? e->param : NULL, e->code, retry,
                       e->message);
 }

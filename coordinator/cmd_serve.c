@@ -185,6 +185,8 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .context = set->ctx,
                                .cache_tokens = set->cache_tokens,
                                .prefix_cache = !strcmp(set->prefix_cache, "on"),
+                               .queue_requests = (int)set->queue_requests,
+                               .queue_tokens = set->queue_tokens,
                                .depth = (int)set->pipeline,
                                .load_timeout_s = (int)set->load_timeout,
                                .load_stall_ms = (int)set->load_stall_ms,
@@ -212,6 +214,9 @@ static int start_api(struct serve *s, struct err_text *err) {
     o.model_name = s->set.model_name;
     o.api_key_file = s->set.api_key_file;
     o.context = s->set.ctx;
+    o.key_concurrency = (int)s->set.key_concurrency;
+    o.key_rate = (double)s->set.key_rate;
+    o.request_timeout_s = (double)s->set.request_timeout;
     TRY(api_start(&s->api, &s->loop, s->engine, s->tok, chat_family_of(s->g), &o, err));
     log_info("listening", "url=http://%s:%d", url_host(s->set.host, host, sizeof host),
              api_port(s->api));

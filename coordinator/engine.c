@@ -202,6 +202,7 @@ static void tick(struct engine *e) {
         take_signals(e, now);
         take_deaths(e, now);
         more |= commit_replies(e, now);
+        sched_expire(e->sched, now);
         sched_sweep(e->sched);
         more |= send_steps(e, now); /* admissions are part of planning: who enters is who fits */
         more |= write_deltas(e);
@@ -229,6 +230,8 @@ static void on_timer(uv_timer_t *h) {
 
 static void take_defaults(struct engine_options *o) {
     if (o->depth == 0) o->depth = 1;
+    if (o->queue_requests == 0) o->queue_requests = LIMIT_QUEUE_REQUESTS;
+    if (o->queue_tokens == 0) o->queue_tokens = LIMIT_QUEUE_TOKENS;
     if (o->beat_timeout_ms == 0) o->beat_timeout_ms = 3000;
     if (o->restart_delay_ms == 0) o->restart_delay_ms = 100;
     if (o->restarts_max == 0) o->restarts_max = 10;
@@ -244,8 +247,8 @@ static int start_parts(struct engine *e, struct err_text *err) {
     struct sched_options so = {.max_seqs = o->max_seqs,
                                      .max_step_rows = o->max_step_rows,
                                      .depth = o->depth,
-                                     .queue_requests = LIMIT_QUEUE_REQUESTS,
-                                     .queue_tokens = LIMIT_QUEUE_TOKENS,
+                                     .queue_requests = o->queue_requests,
+                                     .queue_tokens = o->queue_tokens,
                                      .context = o->context,
                                      .eog = o->eog,
                                      .n_eog = o->n_eog,
@@ -367,6 +370,9 @@ void engine_status(const struct engine *e, struct engine_status *out) {
     out->output_tokens = c.output_tokens;
     out->cached_tokens = c.cached_tokens;
     out->pages_kept = c.pages_kept;
+    out->refused = c.refused;
+    out->expired = c.expired;
+    out->preempted = c.preemptions;
     if (out->state == ENGINE_DRAINING)
         snprintf(out->why, sizeof out->why, "asked to stop, finishing what is running");
     else if (out->state != ENGINE_READY)

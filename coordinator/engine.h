@@ -25,6 +25,7 @@ enum engine_finish {
     ENGINE_LENGTH,  /* max_tokens or the context was reached */
     ENGINE_CANCELLED,
     ENGINE_ERROR,   /* sentence in event.error */
+    ENGINE_TIMEOUT, /* the same: it was not done in the time that it was given */
 };
 
 struct engine_event {
@@ -55,6 +56,7 @@ struct engine_request {
     const int32_t *stop_ids; /* besides the model's end tokens; copied */
     int n_stop_ids;
     int priority;          /* lower runs first; default 0 */
+    uint64_t timeout_us;   /* from now to its end; 0: as long as it takes */
     const void *cache_salt; /* what is computed is found again by requests of the same salt alone */
     size_t n_cache_salt;
     struct msg_sampling sampling;
@@ -140,6 +142,7 @@ struct engine_status {
     uint64_t prompt_tokens, output_tokens;
     uint64_t cached_tokens;      /* of prompts, not computed but found */
     int64_t pages_kept;          /* of those not used, hold what may be found again */
+    uint64_t refused, expired, preempted; /* queue full; out of time; computed again for want of pages */
     uint64_t reclaims;           /* how often device memory was waited for after a death */
     double reclaim_seconds;      /* altogether */
 };
@@ -157,6 +160,8 @@ struct engine_options {
     int64_t context;             /* tokens per sequence */
     int64_t cache_tokens;        /* 0: planned from free memory */
     bool prefix_cache;           /* what was computed before is found again */
+    int queue_requests;          /* beyond those that have slots; 0: LIMIT_QUEUE_REQUESTS */
+    int64_t queue_tokens;        /* of those who wait; 0: LIMIT_QUEUE_TOKENS */
     const int32_t *eog;          /* the model's end tokens; copied */
     int n_eog;
     int load_timeout_s, drain_timeout_s;

@@ -322,7 +322,9 @@ static int read_stream(json_t *root, struct openai_request *r, struct openai_err
     return openai_bool(v, "include_usage", "stream_options.include_usage", &r->include_usage, e);
 }
 
-static int read_cache_salt(json_t *root, struct openai_request *r, struct openai_error *e) {
+static int read_admission(json_t *root, struct openai_request *r, struct openai_error *e) {
+    TRY(integer(root, "priority", -1000, 1000, &r->priority, NULL, e));
+    TRY(number(root, "timeout", 0.001, 86400, &r->timeout_s, e));
     json_t *v = field(root, "cache_salt");
     if (!v) return OK;
     if (!json_is_string(v))
@@ -523,7 +525,7 @@ static int read_fields(struct openai_request *r, enum openai_kind kind,
     TRY(read_sampling(root, d, r, e));
     TRY(read_stops(root, d, r, e));
     TRY(read_logprobs(root, kind, r, e));
-    TRY(read_cache_salt(root, r, e));
+    TRY(read_admission(root, r, e));
     TRY(read_unsupported(root, e));
     if (kind == OPENAI_TEXT) return read_text(root, d, r, e);
     TRY(openai_messages(root, &r->messages, e));

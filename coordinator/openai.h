@@ -23,6 +23,7 @@ struct openai_error {
     int status;       /* HTTP */
     const char *type; /* "invalid_request_error", "server_error" */
     const char *code; /* or NULL */
+    int retry_after_s;/* with 429 and 503; 0: as the queue is */
     char param[96];   /* "" is null */
     char message[512];
 };
@@ -57,6 +58,8 @@ struct openai_request {
     bool logprobs;
     bool ignore_eos, include_stop;
     const char *cache_salt;       /* NULL: none */
+    int64_t priority;             /* lower goes first; 0 */
+    double timeout_s;             /* 0: none */
     int n_stops;
     const char *stops[LIMIT_STOP_STRINGS];
     int n_stop_ids;

@@ -36,7 +36,10 @@
 
 #include "coordinator/sched_state.h"
 
-#define PASSED_MAX 64 /* waiting sequences that one step looks past */
+#define PASSED_MAX      64   /* waiting sequences that one step looks past */
+#define RATE_MEMORY_US  10e6 /* what was measured so long ago counts for little */
+#define RATE_UNMEASURED 100  /* rows a second, before anything is measured */
+#define RETRY_MAX_S     600
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -60,6 +63,7 @@ int sched_new(struct sched **out, const struct sched_options *o) {
     }
     if (o->n_eog) memcpy(s->eog, o->eog, (size_t)o->n_eog * sizeof *s->eog);
     s->o.eog = s->eog;
+    s->next_deadline_us = UINT64_MAX;
     s->free_head = s->wait_head = s->wait_tail = s->marked_head = NONE;
     for (int i = s->n_pool - 1; i >= 0; i--) {
         s->seqs[i].next = s->free_head;
@@ -375,6 +379,16 @@ static void commit_token(struct sched *s, struct seq *q, const struct msg_token 
     if (q->n_tokens == q->max_total) seq_end(s, q, ENGINE_LENGTH, -1, NULL);
 }
 
+/* Rows, and the time in which there was work to do. */
+static void measure(struct sched *s, const struct flight *f, uint64_t now_us) {
+    uint64_t from = MAX(f->planned_us, s->last_commit_us);
+    double us = now_us > from ? (double)(now_us - from) : 0;
+    double keep = RATE_MEMORY_US / (RATE_MEMORY_US + us);
+    s->busy_us = keep * s->busy_us + us;
+    s->busy_rows = keep * s->busy_rows + f->n_rows;
+    s->last_commit_us = now_us;
+}
+
 int sched_commit(struct sched *s, const struct msg_tokens *t, uint64_t now_us,
                  struct err_text *err) {
     struct flight *f = &s->flight[s->flight_head];
@@ -384,10 +398,7 @@ int sched_commit(struct sched *s, const struct msg_tokens *t, uint64_t now_us,
     s->n_flight--;
     s->count.steps++;
     pages_answered(&s->pages, f->id);
-    if (now_us > f->planned_us) {
-        double now_rate = f->n_rows * 1e6 / (double)(now_us - f->planned_us);
-        s->rows_per_s = s->rows_per_s > 0 ? 0.9 * s->rows_per_s + 0.1 * now_rate : now_rate;
-    }
+    measure(s, f, now_us);
     for (int i = 0; i < f->n; i++) { /* before anybody ends: what they leave can be found */
         const struct flight_entry *e = &f->e[i];
         const struct slot *slot = &s->slots[e->slot];
@@ -407,9 +418,14 @@ int sched_commit(struct sched *s, const struct msg_tokens *t, uint64_t now_us,
 /* ---- looking --------------------------------------------------------------------------------- */
 
 int sched_retry_after_s(const struct sched *s) {
-    double rate = s->rows_per_s > 1 ? s->rows_per_s : 100;
-    double seconds = (double)s->waiting_tokens / rate;
-    return seconds < 1 ? 1 : seconds > 600 ? 600 : (int)(seconds + 0.5);
+    double rate = s->busy_us > 0 ? MAX(1, s->busy_rows * 1e6 / s->busy_us) : RATE_UNMEASURED;
+    double owed = (double)s->waiting_tokens + s->output_mean * s->n_waiting;
+    for (int i = 0; i < s->n_running; i++) {
+        const struct seq *q = &s->seqs[s->running[i]];
+        owed += MAX(0, q->n_tokens - q->n_fed);
+    }
+    double seconds = owed / rate;
+    return seconds < 1 ? 1 : seconds > RETRY_MAX_S ? RETRY_MAX_S : (int)(seconds + 0.5);
 }
 
 void sched_counts(const struct sched *s, struct sched_counts *out) {

@@ -30,8 +30,8 @@ struct sched_options {
     int max_seqs;        /* slots, 1..LIMIT_SLOTS */
     int max_step_rows;   /* token budget of one step, max_seqs..LIMIT_STEP_ROWS */
     int depth;           /* steps in flight at once, 1..SCHED_DEPTH_MAX */
-    int queue_requests;  /* waiting requests, at most LIMIT_QUEUE_REQUESTS */
-    int64_t queue_tokens;/* their prompt tokens together */
+    int queue_requests;  /* requests beyond those that have slots, at most LIMIT_QUEUE_REQUESTS */
+    int64_t queue_tokens;/* tokens of those who wait; at least one always may */
     int64_t context;     /* tokens of one sequence, prompt and output */
     const int32_t *eog;  /* the model's end tokens; copied */
     int n_eog;
@@ -66,6 +66,7 @@ struct sched_counts {
     uint64_t steps, preemptions, replays, resumed; /* resumed: without being computed again */
     uint64_t prompt_tokens, output_tokens;
     uint64_t cached_tokens;       /* of prompts, found in the cache */
+    uint64_t refused, expired;
     int64_t pages_kept;           /* free to be taken, but may be found again */
 };
 
@@ -84,6 +85,9 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t now_u
 void sched_finish(struct sched *s, uint64_t id);
 void sched_cancel(struct sched *s, uint64_t id);
 void sched_sweep(struct sched *s);
+
+/* Ends with ENGINE_TIMEOUT whoever has had his time. Before a sweep. */
+void sched_expire(struct sched *s, uint64_t now_us);
 
 /* Ends every request: the events say ENGINE_CANCELLED or ENGINE_ERROR with the sentence. */
 void sched_end_all(struct sched *s, enum engine_finish reason, const char *error);
@@ -122,6 +126,7 @@ bool sched_restore_next(struct sched *s, struct msg *m);
 const struct sched_event *sched_events(const struct sched *s, int *n);
 void sched_events_clear(struct sched *s);
 
+/* When to ask again: what is owed to those who are here, at the measured rate. */
 int sched_retry_after_s(const struct sched *s);
 void sched_prefill(const struct sched *s, struct engine_prefill *out);
 void sched_counts(const struct sched *s, struct sched_counts *out);

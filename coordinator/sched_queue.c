@@ -120,6 +120,8 @@ void seq_end(struct sched *s, struct seq *q, enum engine_finish reason, int32_t 
     struct sched_event *e = sched_event_new(s, q);
     e->ev.finished = true;
     e->ev.reason = reason;
+    if (reason == ENGINE_STOP || reason == ENGINE_LENGTH)
+        s->output_mean += (q->n_tokens - q->n_prompt - s->output_mean) / 16;
     e->ev.stop_token = stop_token;
     if (error) {
         snprintf(e->error, sizeof e->error, "%s", error);
@@ -155,11 +157,13 @@ int sched_set_pages(struct sched *s, int64_t n_pages) {
 }
 
 int sched_submit(struct sched *s, const struct engine_request *r, uint64_t now_us, uint64_t *id) {
-    UNUSED(now_us);
     assert(r->n_tokens > 0 && r->max_tokens > 0 && r->sink);
     if (r->n_tokens >= sched_total_max(s)) return ERR_LIMIT;
-    if (s->n_waiting >= s->o.queue_requests || s->free_head == NONE) return ERR_FULL;
-    if (s->waiting_tokens + r->n_tokens > s->o.queue_tokens) return ERR_FULL;
+    bool full = s->n_waiting && s->waiting_tokens + r->n_tokens > s->o.queue_tokens;
+    if (full || s->free_head == NONE) {
+        s->count.refused++;
+        return ERR_FULL;
+    }
     struct seq *q = &s->seqs[s->free_head];
     int32_t *tokens = malloc((size_t)r->n_tokens * sizeof *tokens);
     int32_t *stops = malloc(((size_t)r->n_stop_ids + 1) * sizeof *stops);
@@ -176,6 +180,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t now_u
                       .user = r->user,
                       .priority = r->priority,
                       .arrival = ++s->arrivals,
+                      .deadline_us = r->timeout_us ? now_us + r->timeout_us : UINT64_MAX,
                       .tokens = tokens,
                       .n_tokens = r->n_tokens,
                       .n_prompt = r->n_tokens,
@@ -188,6 +193,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t now_u
                       .sampling = r->sampling,
                       .root = sched_digest(s->o.secret, r->cache_salt, r->n_cache_salt),
                       .slot = NONE};
+    s->next_deadline_us = MIN(s->next_deadline_us, q->deadline_us);
     sched_wait_insert(s, q);
     *id = seq_id(s, q);
     return OK;
@@ -224,6 +230,21 @@ void sched_sweep(struct sched *s) {
         s->marked_head = q->next_marked;
         if (q->mark == MARK_FINISH) seq_end(s, q, ENGINE_STOP, -1, NULL);
         seq_drop(s, q);
+    }
+}
+
+void sched_expire(struct sched *s, uint64_t now_us) {
+    if (now_us < s->next_deadline_us) return;
+    s->next_deadline_us = UINT64_MAX;
+    for (int i = 0; i < s->n_pool; i++) {
+        struct seq *q = &s->seqs[i];
+        if (q->state == SEQ_FREE || q->mark != MARK_NONE) continue;
+        if (q->deadline_us <= now_us) {
+            s->count.expired++;
+            seq_end(s, q, ENGINE_TIMEOUT, -1, "the request's time is over");
+        } else {
+            s->next_deadline_us = MIN(s->next_deadline_us, q->deadline_us);
+        }
     }
 }
 

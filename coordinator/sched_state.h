@@ -24,6 +24,7 @@ struct seq {
     void *user;
     int priority;
     uint64_t arrival;
+    uint64_t deadline_us; /* UINT64_MAX: none */
     int32_t *tokens; /* prompt, then output */
     int32_t n_tokens, n_prompt, max_total, cap_tokens;
     int32_t *stop_ids;
@@ -90,7 +91,10 @@ struct sched {
     uint64_t last_id, arrivals;
     struct sched_event *events;
     int n_events, cap_events;
-    double rows_per_s;         /* smoothed */
+    uint64_t next_deadline_us; /* nobody's comes before this */
+    uint64_t last_commit_us;
+    double busy_rows, busy_us; /* fed, and the time that took, the past fading */
+    double output_mean;        /* tokens of an answer, smoothed */
     struct sched_counts count; /* the running totals only */
 };
 

@@ -73,6 +73,16 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
          .choices = "on|off",
          .shown = "on",
          .help = "Whether what was computed before is found again."},
+        NUMBER("queue-requests", "N", queue_requests, 1, LIMIT_QUEUE_REQUESTS, "4096",
+               "Requests beyond those that run; more get 503. n answers count as n."),
+        NUMBER("queue-tokens", "N", queue_tokens, 1, LIMIT_QUEUE_TOKENS, "67108864",
+               "Tokens of the requests that wait, all together; more get 503."),
+        NUMBER("key-concurrency", "N", key_concurrency, 0, LIMIT_QUEUE_REQUESTS, "0, no bound",
+               "Answers that one key may have in progress; more get 429."),
+        NUMBER("key-rate", "N", key_rate, 0, 1000000, "0, no bound",
+               "Requests that one key may begin a minute; more get 429."),
+        NUMBER("request-timeout", "SECONDS", request_timeout, 0, 86400, "0, none",
+               "Longest time from a request to its last token."),
         TEXT("api-key-file", "FILE", api_key_file, "none",
              "Keys that clients must show, one a line."),
         NUMBER("pipeline", "N", pipeline, 1, 4, "1", "Steps in flight at once."),
@@ -194,6 +204,9 @@ int settings_read(struct settings *s, int argc, char **argv, struct err_text *er
                            .pipeline = 1,
                            .max_step_tokens = 512,
                            .prefix_cache = "on",
+                           .link_check = "auto",
+                           .queue_requests = LIMIT_QUEUE_REQUESTS,
+                           .queue_tokens = LIMIT_QUEUE_TOKENS,
                            .load_timeout = 3600,
                            .step_timeout = 3,
                            .drain_timeout = 60,
@@ -204,6 +217,9 @@ int settings_read(struct settings *s, int argc, char **argv, struct err_text *er
     if (!log_parse_level(s->log_level, &level))
         return err_set(err, ERR_SETUP, "--log-level: expected debug, info, warn or error, found %s",
                        s->log_level);
+    if ((s->key_concurrency || s->key_rate) && !s->api_key_file)
+        return err_set(err, ERR_SETUP, "--key-%s: expected --api-key-file with it, found none",
+                       s->key_rate ? "rate" : "concurrency");
     if (s->max_step_tokens < s->max_seqs)
         return err_set(err, ERR_SETUP,
                        "--max-step-tokens: expected at least --max-seqs %" PRId64

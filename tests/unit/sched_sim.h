@@ -37,6 +37,7 @@ struct req { /* what the client knows and is owed */
     int n_prompt, max_total;
     int salt;     /* 0: none */
     bool penalty; /* its device must hear every token */
+    uint64_t timeout_us, deadline_us; /* 0: none */
     int32_t stop_id; /* -1: none */
     bool ignore_eos;
     int32_t want[TEXT_MAX]; /* output, without the end token */
@@ -78,7 +79,7 @@ struct sim {
     struct req *reqs; /* [REQS_MAX] */
     int n_reqs;
     bool meddle; /* callbacks finish, cancel and submit */
-    int rows_fed, events, rank_losses, cached;
+    int rows_fed, events, rank_losses, cached, expired;
 };
 
 static const int32_t eog[] = {0};
@@ -267,6 +268,8 @@ static struct req *sim_submit_text(struct sim *m, int n_prompt, int max_tokens, 
                                 .n_cache_salt = r->salt ? sizeof r->salt : 0,
                                 .sink = sim_sink,
                                 .user = r};
+    q.timeout_us = r->timeout_us;
+    r->deadline_us = m->now_us + r->timeout_us;
     q.sampling.seed = r->seed;
     q.sampling.repetition = r->penalty ? 2 : 1;
     int code = sched_submit(m->s, &q, m->now_us, &r->id);
@@ -316,6 +319,7 @@ static void sim_submit_random(struct sim *m) {
     struct req *r = sim_next(m);
     r->penalty = below(m, 2);
     r->salt = below(m, 4) ? 0 : 1 + below(m, 2);
+    r->timeout_us = below(m, 6) ? 0 : 1 + (uint64_t)below(m, 50000);
     int n = borrow(m, r, 400);
     int less = below(m, 2);
     if (n > 1 && below(m, 3) == 0) n_prompt = n - less; /* nothing new, or one less */
@@ -361,6 +365,11 @@ static void sim_sink(void *user, const struct engine_event *ev) {
         return;
     }
     r->ends++;
+    if (ev->reason == ENGINE_TIMEOUT) {
+        CHECK(m, r->timeout_us && r->deadline_us <= m->now_us);
+        m->expired++;
+        return;
+    }
     check_cached(m, r, ev->n_cached);
     r->n_cached = ev->n_cached;
     CHECK_EQ(m, "n_prompt", r->n_prompt, ev->n_prompt);
@@ -553,6 +562,7 @@ static void sim_free(struct sim *m) {
 static void sim_drain(struct sim *m) {
     for (int turns = 0; !sched_idle(m->s); turns++) {
         CHECK(m, turns < 200000);
+        sched_expire(m->s, m->now_us);
         sched_sweep(m->s);
         sim_deliver(m);
         while (sim_plan(m)) m->now_us += 10;

@@ -45,7 +45,7 @@ static void a_full_queue_refuses_in_requests_and_in_tokens(void **state) {
     UNUSED(state);
     struct sim *m = sim_new(3, 1, 100, 1, 64, 1200);
     int rc;
-    for (int i = 0; i < 100; i++) assert_non_null(sim_submit(m, 2, 1, 0, -1, false, &rc));
+    for (int i = 0; i < 101; i++) assert_non_null(sim_submit(m, 2, 1, 0, -1, false, &rc));
     assert_null(sim_submit(m, 2, 1, 0, -1, false, &rc));
     assert_int_equal(rc, ERR_FULL);
     sim_drain(m);
@@ -56,6 +56,56 @@ static void a_full_queue_refuses_in_requests_and_in_tokens(void **state) {
     sim_drain(m);
     assert_non_null(sim_submit(m, 1199, 1, 0, -1, false, &rc));
     sim_drain(m);
+    sim_free(m);
+}
+
+static void when_to_come_back_follows_what_is_owed_and_the_measured_rate(void **state) {
+    UNUSED(state);
+    struct sim *m = sim_new(13, 1, 100, 1, 64, 1200);
+    assert_int_equal(sched_retry_after_s(m->s), 1);
+    sim_submit(m, 1100, 1, 0, -1, true, NULL);
+    for (int i = 0; i < 8; i++) {
+        assert_true(sim_plan(m));
+        m->now_us += 2000000; /* 50 tokens a second */
+        sim_answer(m);
+        m->now_us += 60000000; /* in which nothing was asked */
+    }
+    assert_int_equal(sched_retry_after_s(m->s), 6); /* 300 tokens are left */
+    for (int i = 0; i < 10; i++) sim_submit(m, 1000, 1, 0, -1, true, NULL);
+    assert_int_equal(sched_retry_after_s(m->s), 206);
+    for (int i = 0; i < 10; i++) assert_true(sim_plan(m)), sim_answer(m); /* fast now */
+    assert_in_range(sched_retry_after_s(m->s), 1, 199);
+    sim_drain(m);
+    sim_free(m);
+}
+
+static void who_has_had_his_time_ends_waiting_or_running(void **state) {
+    UNUSED(state);
+    struct sim *m = sim_new(14, 1, 100, 2, 64, 1200);
+    struct req *r[4];
+    for (int i = 0; i < 4; i++) {
+        r[i] = sim_next(m);
+        r[i]->prompt[0] = i;
+        r[i]->timeout_us = i == 2 ? 0 : 1000 * (uint64_t)(i + 1);
+        assert_ptr_equal(sim_submit_text(m, 1, 1000, 0, -1, true, NULL), r[i]);
+    }
+    assert_true(sim_plan(m));
+    m->now_us = 999;
+    sched_expire(m->s, m->now_us);
+    sim_deliver(m);
+    assert_int_equal(m->expired, 0);
+    m->now_us = 2000;
+    sched_expire(m->s, m->now_us);
+    sim_deliver(m);
+    assert_int_equal(m->expired, 2);
+    assert_int_equal(r[0]->ends + r[1]->ends, 2);
+    sim_answer(m); /* too late: nobody hears of it */
+    m->now_us = 5000;
+    sched_expire(m->s, m->now_us);
+    sim_deliver(m);
+    assert_int_equal(r[3]->ends, 1);
+    sim_drain(m);
+    assert_int_equal(r[2]->n_got, 1000);
     sim_free(m);
 }
 
@@ -255,6 +305,8 @@ int main(void) {
         cmocka_unit_test(decode_rows_come_first_and_prompts_share_the_rest_of_the_budget),
         cmocka_unit_test(admission_is_by_priority_then_by_arrival),
         cmocka_unit_test(a_full_queue_refuses_in_requests_and_in_tokens),
+        cmocka_unit_test(when_to_come_back_follows_what_is_owed_and_the_measured_rate),
+        cmocka_unit_test(who_has_had_his_time_ends_waiting_or_running),
         cmocka_unit_test(a_prompt_that_leaves_no_room_is_refused_and_a_long_answer_is_clipped),
         cmocka_unit_test(a_sequence_as_long_as_the_whole_cache_is_served_beside_others),
         cmocka_unit_test(a_late_stop_costs_one_row_that_no_client_sees),

@@ -23,7 +23,11 @@ static void simulate(uint64_t seed) {
         }
         if (below(m, 300) == 0) sim_lose_device(m);
         if (below(m, 60) == 0) sim_lose_rank(m);
-        if (below(m, 4) == 0) sched_sweep(m->s), sim_deliver(m);
+        if (below(m, 4) == 0) {
+            sched_expire(m->s, m->now_us);
+            sched_sweep(m->s);
+            sim_deliver(m);
+        }
         if (below(m, 3)) sim_plan(m);
         if (m->n_queue && below(m, 3)) sim_answer(m);
     }
