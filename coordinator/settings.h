@@ -21,6 +21,7 @@ struct settings {
     int64_t load_stall_ms;
     const char *device_memory;
     const char *devices, *collective, *shard_cache;
+    const char *link_check; /* "auto", "on", "off" */
     const char *prefix_cache; /* "on", "off" */
     int64_t queue_requests, queue_tokens, request_timeout, key_concurrency, key_rate;
     int n_devices;
