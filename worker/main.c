@@ -28,7 +28,6 @@
 #include <unistd.h>
 
 #include "proto/log.h"
-#include "proto/opt.h"
 #include "proto/wire.h"
 #include "worker/bench.h"
 #include "worker/coll_open.h"
@@ -36,6 +35,7 @@
 #include "worker/copy.h"
 #include "worker/dump.h"
 #include "worker/graphs.h"
+#include "worker/options.h"
 #include "worker/process.h"
 #include "worker/self_test.h"
 #include "worker/step.h"
@@ -43,14 +43,6 @@
 
 #define WAIT_MS 1000  /* longest sleep between two looks at the sockets */
 #define LOOK_NS 20000 /* with a step in flight: between two looks at it */
-
-struct options {
-    int64_t rank, world, device_index, context, max_slots, max_rows, incarnation, parent_pid,
-        parent_start, probe_port, step_limit;
-    const char *probe_socket;
-    const char *model, *device, *collective, *endpoint, *cpus, *dump, *dump_to, *log_level,
-        *load_share, *shard_cache, *switches;
-};
 
 struct worker {
     struct options o;
@@ -75,161 +67,6 @@ static uint64_t now_us(void) {
 }
 
 /* ---- set-up ------------------------------------------------------------------------------ */
-
-static int parse_options(struct options *o, int argc, char **argv, struct err_text *err) {
-    const struct opt rows[] = {
-        {.name = "rank",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->rank,
-         .max = LIMIT_RANKS - 1,
-         .help = "This worker's rank."},
-        {.name = "world",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->world,
-         .min = 1,
-         .max = LIMIT_RANKS,
-         .help = "Ranks in the group."},
-        {.name = "model",
-         .value = "PATH",
-         .kind = OPT_STRING,
-         .out = &o->model,
-         .help = "GGUF file, or any part of a split one."},
-        {.name = "device",
-         .value = "NAME",
-         .kind = OPT_CHOICE,
-         .out = &o->device,
-         .choices = "cpu|cuda",
-         .help = "Backend of this program."},
-        {.name = "device-index",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->device_index,
-         .max = 1024,
-         .help = "Which device of that kind."},
-        {.name = "collective",
-         .value = "NAME",
-         .kind = OPT_CHOICE,
-         .out = &o->collective,
-         .choices = COLL_CHOICES,
-         .help = "How the ranks add up."},
-        {.name = "context",
-         .value = "TOKENS",
-         .kind = OPT_INT,
-         .out = &o->context,
-         .max = LIMIT_CONTEXT_TOKENS,
-         .help = "Longest sequence; 0: the model's."},
-        {.name = "max-slots",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->max_slots,
-         .min = 1,
-         .max = LIMIT_SLOTS,
-         .help = "Sequences running at once."},
-        {.name = "max-rows",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->max_rows,
-         .min = 1,
-         .max = LIMIT_STEP_ROWS,
-         .help = "Tokens fed by one step."},
-        {.name = "connect",
-         .value = "ENDPOINT",
-         .kind = OPT_STRING,
-         .out = &o->endpoint,
-         .help = "The coordinator's socket."},
-        {.name = "incarnation",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->incarnation,
-         .max = UINT32_MAX,
-         .help = "How often this rank was started."},
-        {.name = "cpus",
-         .value = "LIST",
-         .kind = OPT_STRING,
-         .out = &o->cpus,
-         .help = "Cores to run on, like 0,2-3."},
-        {.name = "probe-socket",
-         .value = "NAME",
-         .kind = OPT_STRING,
-         .out = &o->probe_socket,
-         .help = "Unix socket that answers probes: a path, or @NAME."},
-        {.name = "probe-port",
-         .value = "N",
-         .kind = OPT_INT,
-         .out = &o->probe_port,
-         .max = 65535,
-         .help = "Port on 127.0.0.1 that answers probes; 0: none."},
-        {.name = "step-limit",
-         .value = "SECONDS",
-         .kind = OPT_INT,
-         .out = &o->step_limit,
-         .max = 86400,
-         .help = "A step of one token that takes longer is no progress; 0: no limit."},
-        {.name = "dump",
-         .value = "NAMES",
-         .kind = OPT_STRING,
-         .out = &o->dump,
-         .help = "Write these tensors of every step: residual, logits, … or all."},
-        {.name = "dump-to",
-         .value = "PATH",
-         .kind = OPT_STRING,
-         .out = &o->dump_to,
-         .help = "Where to; .RANK is appended."},
-        {.name = "log-level",
-         .value = "LEVEL",
-         .kind = OPT_STRING,
-         .out = &o->log_level,
-         .help = "debug, info, warn or error."},
-        {.name = "shard-cache",
-         .value = "DIR",
-         .kind = OPT_STRING,
-         .out = &o->shard_cache,
-         .help = "Keep this rank's repacked weights here for the next start."},
-        {.name = "switch",
-         .value = "NAME=VALUE,…",
-         .kind = OPT_STRING,
-         .out = &o->switches,
-         .help = "Debug switches; --switches lists them."},
-        {.name = "load-share",
-         .value = "PATH",
-         .kind = OPT_STRING,
-         .out = &o->load_share,
-         .help = "Page that the ranks of this host share while loading.",
-         .hidden = true},
-        {.name = "parent-pid",
-         .value = "PID",
-         .kind = OPT_INT,
-         .out = &o->parent_pid,
-         .max = INT32_MAX,
-         .help = "The coordinator.",
-         .hidden = true},
-        {.name = "parent-start",
-         .value = "TICKS",
-         .kind = OPT_INT,
-         .out = &o->parent_start,
-         .max = INT64_MAX,
-         .help = "Its start time.",
-         .hidden = true},
-    };
-    int rc = opt_parse(rows, ARRAY_LEN(rows), argc, argv, 0,
-                       "usage: octavo-worker --model PATH --connect ENDPOINT [OPTION…]\n"
-                       "One rank of a model. Started by octavo serve, or by hand on another host.",
-                       err);
-    if (rc < 0) return rc;
-    if (!o->model || !o->endpoint)
-        return err_set(err, ERR_SETUP, "%s: expected a value, found none",
-                       o->model ? "--connect" : "--model");
-    if (o->rank >= o->world)
-        return err_set(err, ERR_SETUP, "--rank: expected less than --world %d, found %d",
-                       (int)o->world, (int)o->rank);
-    if (strcmp(o->device, kernels_table()->name) != 0)
-        return err_set(err, ERR_SETUP,
-                       "--device: expected %s, the backend of this program, found %s",
-                       kernels_table()->name, o->device);
-    return switches_set(kernels_table(), o->switches, err);
-}
 
 static void init_signals(const struct options *o) {
     signal(SIGPIPE, SIG_IGN);
@@ -673,7 +510,7 @@ int main(int argc, char **argv) {
                                     .max_slots = 64,
                                     .max_rows = 512}};
     struct err_text err = {0};
-    int rc = parse_options(&w.o, argc, argv, &err);
+    int rc = options_parse(&w.o, argc, argv, &err);
     if (rc == ERR_CLOSED) return EXIT_ASKED;
     enum log_level level = LOG_INFO;
     if (rc == OK && w.o.log_level && !log_parse_level(w.o.log_level, &level))
