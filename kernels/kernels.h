@@ -50,6 +50,7 @@ extern "C" {
 #define K_TOP_MAX    20   /* alternatives reported per sampled token */
 #define K_BIAS_MAX   1024 /* logit_bias entries per slot */
 #define K_TOKEN_LAST (-1) /* in kbatch.token: feed what this slot sampled last */
+#define K_GRAPHS_LATER 32 /* graphs that graph_begin may add to those of graph_prepare */
 #define K_MARKS      16   /* marks that may stand in the queue of one context */
 
 typedef void *dptr; /* device memory */

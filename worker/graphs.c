@@ -116,8 +116,10 @@ void graphs_measure(struct model *m) {
     m->n_graphs = 0;
     if (!m->k->measure_begin) return;
     (void)each_shape(m, measure_one, m);
-    for (int rows = m->max_rows; rows > 0; rows /= 2)
+    for (int rows = m->max_rows; rows > 0; rows /= 2) {
         measure_shape(m, rows, MIN(rows, m->max_outs), m->max_context, &graph);
+        if (rows == m->max_rows) m->graph_bytes += K_GRAPHS_LATER * graph * SLACK;
+    }
 }
 
 /* ---- at the start ------------------------------------------------------------------------ */

@@ -187,8 +187,8 @@ void model_print_plan(FILE *f, const struct model *m) {
             m->max_context);
     if (m->work_bytes || m->graph_bytes) {
         fprintf(f, "  %-16s %8s %12.2f\n", "workspace", "", (double)m->work_bytes / mib);
-        fprintf(f, "  %-16s %8d %12.2f  set aside; captured when the ranks join\n", "step graphs",
-                m->n_graphs, (double)m->graph_bytes / mib);
+        fprintf(f, "  %-16s %8d %12.2f  set aside; captured when the ranks join, some later\n",
+                "step graphs", m->n_graphs, (double)m->graph_bytes / mib);
     }
     fprintf(f, "  %-16s %8s %12.2f  %d positions; allocated when the ranks join\n",
             "one cache page", "", (double)m->page_bytes / mib, K_PAGE);

@@ -4,7 +4,7 @@
  * Called by: worker/ through kernels_table().
  * Fails how: open returns NULL with a sentence; alloc returns NULL; any other CUDA error prints
  * expression, file and line and ends the process with status 1.
- * Limits: GRAPHS_MAX captured graphs, GRAPHS_LATER of them not prepared at the start; further keys
+ * Limits: GRAPHS_MAX captured graphs, K_GRAPHS_LATER of them not prepared at the start; further keys
  * run uncaptured.  Tested by: tests/gpu/check_ops.c
  *
  * open looks for a kernel image before anything else is done with the device: a build for another
@@ -265,7 +265,7 @@ static bool cuda_graph_begin(struct kctx *c, uint64_t key) {
     }
     for (i = 0; i < GRAPHS_MAX && c->seen[i] != key + 1; i++) {}
     if (i == GRAPHS_MAX || c->n_graphs == GRAPHS_MAX ||
-        c->n_graphs - c->n_prepared >= GRAPHS_LATER) {
+        c->n_graphs - c->n_prepared >= K_GRAPHS_LATER) {
         c->seen[c->n_seen++ % GRAPHS_MAX] = key + 1;
         return false;
     }

@@ -36,7 +36,6 @@
     } while (0)
 
 #define GRAPHS_MAX   256
-#define GRAPHS_LATER 32 /* of them captured when a step comes again */
 #define OUTGROWN_MAX 32
 
 /* How x stands in the workspace for a product with many rows. */
