@@ -14,19 +14,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint64_t child_start_time(int64_t pid) {
-    char path[64], text[1024];
+/* /proc/PID/stat from its third field on, the state; NULL: no such process. */
+static const char *read_stat(int64_t pid, char text[1024]) {
+    char path[64];
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
     FILE *f = fopen(path, "re");
-    if (!f) return 0;
-    size_t n = fread(text, 1, sizeof text - 1, f);
+    if (!f) return NULL;
+    size_t n = fread(text, 1, 1023, f);
     fclose(f);
     text[n] = 0;
-    char *p = strrchr(text, ')'); /* the name may hold spaces and brackets */
-    for (int field = 2; p && field < 22; field++) {
-        p = strchr(p + 1, ' ');
+    const char *p = strrchr(text, ')'); /* the name may hold spaces and brackets */
+    return p && p[1] == ' ' ? p + 2 : NULL;
+}
+
+uint64_t child_start_time(int64_t pid) {
+    char text[1024];
+    const char *p = read_stat(pid, text);
+    for (int field = 3; p && field < 22; field++) {
+        p = strchr(p, ' ');
+        if (p) p++;
     }
-    return p ? strtoull(p + 1, NULL, 10) : 0;
+    return p ? strtoull(p, NULL, 10) : 0;
+}
+
+bool child_is_stopped(const struct child *c) {
+    char text[1024];
+    const char *p = c->open && !c->exited ? read_stat(c->pid, text) : NULL;
+    return p && (*p == 'T' || *p == 't');
 }
 
 static void on_closed(uv_handle_t *h) {

@@ -36,6 +36,7 @@ void child_kill(struct child *c); /* SIGKILL; nothing if it is gone */
 /* "signal 9" or "exit code 1" */
 const char *child_ending(const struct child *c, char *buf, size_t n);
 
+bool child_is_stopped(const struct child *c); /* by a signal, or a debugger */
 uint64_t child_start_time(int64_t pid); /* 0: no such process */
 
 #endif

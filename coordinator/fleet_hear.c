@@ -14,6 +14,12 @@
 #include "coordinator/fleet_state.h"
 #include "proto/log.h"
 
+/* Where there was a service already, somebody has put another program in its place: a new
+ * coordinator will fit it. */
+static int code_of_mismatch(const struct worker *w) {
+    return w->worked ? EXIT_FAILED : EXIT_SETUP;
+}
+
 /* A stranger is ignored; one of ours that was built otherwise is a wrong set-up. */
 static void hear_hello(struct fleet *f, struct worker *w, const struct msg_hello *h,
                        uint64_t now_us) {
@@ -23,11 +29,11 @@ static void hear_hello(struct fleet *f, struct worker *w, const struct msg_hello
         return;
     }
     if (h->limits != limits_digest())
-        fleet_fatal(f, EXIT_SETUP, now_us,
+        fleet_fatal(f, code_of_mismatch(w), now_us,
                     "%.120s: digest of limits: expected %016" PRIx64 ", found %016" PRIx64,
                     f->o.worker_path, limits_digest(), h->limits);
     else if (strcmp(h->build, log_build()))
-        fleet_fatal(f, EXIT_SETUP, now_us, "%.120s: build: expected %s, found %.63s",
+        fleet_fatal(f, code_of_mismatch(w), now_us, "%.120s: build: expected %s, found %.63s",
                     f->o.worker_path, log_build(), h->build);
     else {
         w->hello = true;
@@ -119,7 +125,9 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
     case MSG_ABORTED:
         hear_aborted(f, w, m->aborted.generation);
         break;
-    case MSG_HELLO:
+    case MSG_HELLO: /* again, with the device's name */
+        if (m->hello.pid == w->child.pid)
+            snprintf(w->device, sizeof w->device, "%s", m->hello.device);
         break;
     default:
         fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent message type %d, which is ours to send",
@@ -138,7 +146,7 @@ static void hear_from(struct fleet *f, struct wire_peer from, int rc, uint64_t n
     struct worker *w = &f->w[from.rank];
     if (from.incarnation != w->incarnation || (w->lost && !spoke_last(rc, f->in))) return;
     if (rc == ERR_VERSION) /* nothing else of such a HELLO can be read */
-        fleet_fatal(f, EXIT_SETUP, now_us, "%.120s: protocol: expected %d, found %u",
+        fleet_fatal(f, code_of_mismatch(w), now_us, "%.120s: protocol: expected %d, found %u",
                     f->o.worker_path, MSG_PROTOCOL, m->hello.protocol);
     else if (rc < 0 && w->hello)
         fleet_lose(f, w, CAUSE_NONSENSE, now_us, "it sent bytes that do not parse");

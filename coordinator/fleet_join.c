@@ -174,7 +174,7 @@ void fleet_check_restore(struct fleet *f, uint64_t now_us) {
         }
     for (int r = 0; r < f->world; r++) {
         f->w[r].state = WORKER_READY;
-        f->w[r].caches = true;
+        f->w[r].caches = f->w[r].worked = true;
         if (!f->w[r].ready_us) f->w[r].ready_us = now_us;
     }
     f->why[0] = 0;

@@ -136,10 +136,13 @@ void fleet_restart(struct fleet *f, int rank, uint64_t now_us) {
 
 /* ---- finding them ---------------------------------------------------------------------------- */
 
-/* Set-up errors and lost devices are what a worker says by itself, not what our SIGKILL makes. */
+/* Set-up errors and lost devices are what a worker says by itself, not what our SIGKILL makes. A
+ * set-up that has worked does not become wrong: memory or descriptors were short for a moment, or a
+ * disk was away, and trying again may help. */
 static bool is_final(const struct worker *w) {
-    return !w->child.killed && !w->child.signal &&
-           (w->child.exit_status == EXIT_SETUP || w->child.exit_status == EXIT_DEVICE);
+    bool said = !w->child.killed && !w->child.signal;
+    return said && ((w->child.exit_status == EXIT_SETUP && !w->worked) ||
+                    w->child.exit_status == EXIT_DEVICE);
 }
 
 static void see_exit(struct fleet *f, struct worker *w, uint64_t now_us) {
@@ -171,9 +174,9 @@ void fleet_check_silence(struct fleet *f, uint64_t now_us) {
     for (int r = 0; r < f->world; r++) {
         struct worker *w = &f->w[r];
         if (w->lost || w->child.exited) continue; /* see_exit has the better story */
-        if (!w->hello && now_us - w->spawned_us > HELLO_BOUND_US)
-            fleet_lose(f, w, CAUSE_SILENT, now_us, "no HELLO within %llu s",
-                       HELLO_BOUND_US / SECOND_US);
+        uint64_t mute_us = w->hello ? 0 : now_us - w->spawned_us;
+        if (mute_us > HELLO_BOUND_US || (mute_us > bound && child_is_stopped(&w->child)))
+            fleet_lose(f, w, CAUSE_SILENT, now_us, "no HELLO within %.1f s", (double)mute_us / 1e6);
         else if (w->deaf_us && now_us - w->deaf_us > LAST_WORDS_US)
             fleet_lose(f, w, CAUSE_EXIT, now_us, "its step socket is closed");
         else if (w->failed_us && now_us - w->failed_us > FAILED_BOUND_US)
@@ -270,6 +273,7 @@ static int spawn(struct fleet *f, struct worker *w, uint64_t now_us, struct err_
                          .incarnation = old.incarnation + 1,
                          .restarts = old.restarts + (old.incarnation > 0),
                          .streak = old.streak,
+                         .worked = old.worked,
                          .spawned_us = now_us,
                          .heard_us = now_us};
     memcpy(w->restarts_by, old.restarts_by, sizeof w->restarts_by);
@@ -289,7 +293,10 @@ void fleet_spawn_lost(struct fleet *f, uint64_t now_us) {
         struct err_text err = {0};
         if (!f->w[r].lost || spawn(f, &f->w[r], now_us, &err) == OK) continue;
         f->w[r].ended = true;
-        fleet_fatal(f, EXIT_SETUP, now_us, "rank %d: %.200s", r, err.text);
-        return;
+        if (!f->w[r].worked) {
+            fleet_fatal(f, EXIT_SETUP, now_us, "rank %d: %.200s", r, err.text);
+            return;
+        }
+        fleet_lose(f, &f->w[r], CAUSE_FAILED, now_us, "%.200s", err.text);
     }
 }

@@ -20,7 +20,7 @@
 #define STOP_BOUND_US   (5 * SECOND_US)  /* STOP to SIGKILL */
 #define LAST_WORDS_US   (SECOND_US / 5)  /* how long the FAILED of a dead worker may be on its way */
 #define FAILED_BOUND_US (2 * SECOND_US)  /* FAILED to the exit that it promises */
-#define HELLO_BOUND_US  (30 * SECOND_US) /* start to HELLO */
+#define HELLO_BOUND_US  (30 * SECOND_US) /* start to HELLO: programs are read from slow disks too */
 #define DELAY_MAX_US    (10 * SECOND_US) /* cap of the back-off */
 #define HEALTHY_US      (60 * SECOND_US) /* ready for so long: its back-off starts anew */
 #define LOAD_STALL_MS   30000 /* a load in which nothing moves for so long is told as stalled */
@@ -37,6 +37,7 @@ struct worker {
     bool in_group; /* JOIN was sent, ABORTED has not come */
     bool caches;   /* its cache pages are what the scheduler thinks */
     bool hello, loaded, joined;
+    bool worked; /* one of its incarnations was READY: its set-up is right */
     enum engine_cause cause;
     uint64_t lost_us, ready_us; /* given up; ready since */
     uint64_t abort_us;          /* ABORT sent, no answer yet */

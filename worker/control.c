@@ -125,6 +125,11 @@ static void send_note(struct control *c, const struct note *n) {
     case MSG_FAILED:
         m->failed = n->failed;
         break;
+    case MSG_HELLO:
+        pthread_mutex_lock(&c->mutex);
+        m->hello = c->o.hello;
+        pthread_mutex_unlock(&c->mutex);
+        break;
     default:
         assert(!"not a note for the coordinator");
     }
@@ -152,12 +157,12 @@ static void send_notes(struct control *c) {
 }
 
 static void turn_probe(struct control *c) {
-    char last_error[sizeof c->last_error];
+    char last_error[sizeof c->last_error], device[sizeof c->o.hello.device];
     struct probe_status s = {.rank = c->o.rank,
                              .world = c->o.world,
                              .pid = c->o.hello.pid,
                              .start_time = c->o.hello.start_time,
-                             .device = c->o.hello.device,
+                             .device = device,
                              .last_error = last_error};
     if (!c->probe) return;
     pthread_mutex_lock(&c->mutex);
@@ -171,6 +176,7 @@ static void turn_probe(struct control *c) {
     s.step_bound_us = (uint64_t)c->o.step_limit_s * 1000000 *
                       (uint64_t)(ROWS_PER_SPAN + c->step_rows) / ROWS_PER_SPAN;
     memcpy(last_error, c->last_error, sizeof last_error);
+    memcpy(device, c->o.hello.device, sizeof device);
     pthread_mutex_unlock(&c->mutex);
     probe_turn(c->probe, &s, now_us());
 }
@@ -243,9 +249,7 @@ static void check_ends(struct control *c) {
 static void *control_main(void *arg) {
     struct control *c = arg;
     uint64_t next_beat = now_us();
-    c->out->type = MSG_HELLO;
-    c->out->hello = c->o.hello;
-    send_out(c);
+    send_note(c, &(struct note){.type = MSG_HELLO});
     for (bool closing = false; !closing;) {
         pthread_mutex_lock(&c->mutex);
         closing = c->closing;
@@ -368,6 +372,14 @@ void control_set_coll(struct control *c, struct coll *coll) {
     if (coll) c->generation = coll->generation;
     if (coll && ((c->any_aborted && coll->generation <= c->aborted) || c->stop_by_us))
         coll_abort(coll);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void control_name_device(struct control *c, const char *name) {
+    struct note n = {.type = MSG_HELLO};
+    pthread_mutex_lock(&c->mutex);
+    snprintf(c->o.hello.device, sizeof c->o.hello.device, "%s", name);
+    notes_put(&c->outbox, &n);
     pthread_mutex_unlock(&c->mutex);
 }
 

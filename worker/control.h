@@ -63,6 +63,9 @@ bool control_has_next(struct control *c); /* it has */
  * before it was opened is aborted here. */
 void control_set_coll(struct control *c, struct coll *coll);
 
+/* HELLO goes out before the device is opened, and again with its name. */
+void control_name_device(struct control *c, const char *name);
+
 /* What the beats say. */
 void control_set_state(struct control *c, enum worker_state state);
 void control_set_memory(struct control *c, uint64_t used_bytes, uint64_t free_bytes);

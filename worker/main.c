@@ -107,13 +107,15 @@ static int start_control(struct worker *w, struct probe *probe, struct err_text 
     snprintf(c.hello.build, sizeof c.hello.build, "%s", log_build());
     snprintf(c.hello.cookie, sizeof c.hello.cookie, "%s", cookie ? cookie : "");
     unsetenv("OCTAVO_COOKIE");
-    snprintf(c.hello.device, sizeof c.hello.device, "%s", o->device);
-    if (w->model.ctx) {
-        struct kdevice_info info;
-        w->model.k->info(w->model.ctx, &info);
-        snprintf(c.hello.device, sizeof c.hello.device, "%s", info.name);
-    }
     return control_start(&w->control, &c, err);
+}
+
+static int open_device(struct worker *w, struct err_text *err) {
+    struct kdevice_info info;
+    TRY(model_open(&w->model, (int)w->o.device_index, err));
+    w->model.k->info(w->model.ctx, &info);
+    control_name_device(w->control, info.name);
+    return OK;
 }
 
 static uint64_t free_bytes(struct worker *w) {
@@ -446,17 +448,16 @@ static int serve(struct worker *w, struct err_text *err) {
 
 /* ---- life -------------------------------------------------------------------------------- */
 
-/* The device is opened before HELLO, which names it, and the probe before there is a thread for it;
- * their failures are reported after it. */
+/* HELLO and beats come before the device, whose driver may take long: who is silent then is frozen.
+ * The probe is opened before there is a thread for it, and its failure is reported after HELLO. */
 static int run(struct worker *w, struct err_text *err) {
-    struct err_text device_err = {0}, probe_err = {0};
+    struct err_text probe_err = {0};
     struct probe *probe = NULL;
     const struct options *o = &w->o;
-    int device_rc = model_open(&w->model, (int)o->device_index, &device_err);
     int probe_rc = open_probe(o, &probe, &probe_err);
     TRY(start_control(w, probe, err));
     if (probe_rc < 0) return err_set(err, probe_rc, "%s", probe_err.text);
-    if (device_rc < 0) return err_set(err, device_rc, "%s", device_err.text);
+    TRY(open_device(w, err));
     w->in = malloc(sizeof *w->in);
     w->out = malloc(sizeof *w->out);
     if (!w->in || !w->out)

@@ -15,7 +15,7 @@
  *   stay    does not follow STOP
  *   unsing  dies at the canary               hush    does not answer the canary
  *   mute    has no token for the canary      off     has another one
- *   noload  beats, but never is LOADED
+ *   noload  beats, but never is LOADED       halt    stops itself (SIGSTOP) before HELLO
  * The canary, which slot generation 0 tells, is not counted as a step.
  *
  * Owns: its slots.  Called by: fleet.c through test_fleet.c and test_engine.c.
@@ -243,6 +243,7 @@ int main(int argc, char **argv) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     parse(argc, argv);
     if (getppid() != o.parent_pid) return EXIT_FAILED;
+    if (fault("halt")) raise(SIGSTOP);
     struct wire_peer self = {(int32_t)o.rank, (uint32_t)o.incarnation, 'c'};
     struct err_text err;
     if (wire_connect(&control, o.connect, self, &err) < 0) return EXIT_FAILED;

@@ -302,7 +302,8 @@ static int await_any(unsigned types) {
         if (types & 1u << fleet.in.type) return peer.rank;
         if (fleet.in.type == MSG_FAILED)
             fail_msg("rank %d failed: %s", peer.rank, fleet.in.failed.text);
-        assert_true(fleet.in.type == MSG_BEAT || fleet.in.type == MSG_PROGRESS);
+        assert_true(fleet.in.type == MSG_BEAT || fleet.in.type == MSG_PROGRESS ||
+                    (fleet.in.type == MSG_HELLO && fleet.in.hello.device[0])); /* said again */
     }
 }
 
@@ -359,15 +360,18 @@ static void start(int world) {
     fleet_open(world);
     for (int r = 0; r < world; r++)
         spawn(r, model_path, process_start_time(getpid()), getpid(), NULL);
-    unsigned all = (1u << world) - 1, greeted = 0, loaded = 0;
-    while (greeted != all || loaded != all) { /* one may have loaded before another greets */
+    unsigned all = (1u << world) - 1, greeted = 0, named = 0, loaded = 0;
+    while (named != all || loaded != all) { /* one may have loaded before another greets */
         int rank = await_any(1u << MSG_HELLO | 1u << MSG_LOADED);
-        unsigned *seen = fleet.in.type == MSG_HELLO ? &greeted : &loaded;
+        bool hello = fleet.in.type == MSG_HELLO;
+        unsigned *seen = !hello ? &loaded : greeted & 1u << rank ? &named : &greeted;
         assert_false(*seen & 1u << rank);
         *seen |= 1u << rank;
-        if (fleet.in.type == MSG_HELLO) check_hello(rank);
-        else fleet.loaded[rank] = fleet.in.loaded;
-        assert_true(greeted & 1u << rank);
+        if (hello) check_hello(rank);
+        if (seen == &named) assert_true(fleet.in.hello.device[0] != 0);
+        if (!hello) fleet.loaded[rank] = fleet.in.loaded;
+        assert_true(greeted & 1u << rank); /* at once, then with the device's name */
+        assert_true(named & 1u << rank || !(loaded & 1u << rank));
     }
     join();
 }
