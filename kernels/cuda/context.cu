@@ -297,7 +297,7 @@ static void cuda_graph_end(struct kctx *c, uint64_t key) {
 }
 
 /* Device memory of one node of an executable graph, rounded up from what was seen on an H200. */
-#define NODE_BYTES 2048
+#define NODE_BYTES 3072
 
 static void cuda_measure_begin(struct kctx *c) {
     capture(c);
