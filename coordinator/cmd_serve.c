@@ -22,6 +22,7 @@
 #include "coordinator/api.h"
 #include "coordinator/cmd.h"
 #include "coordinator/debris.h"
+#include "coordinator/doctor.h"
 #include "coordinator/engine.h"
 #include "coordinator/inherited.h"
 #include "coordinator/notify.h"
@@ -31,6 +32,7 @@
 
 #define FLUSH_BOUND_US 2000000 /* from the engine's end to closing connections */
 #define FLUSH_LOOK_MS  10
+#define LINKS_S        45  /* a link check, with the start of its processes */
 #define DEBRIS_AGE_S   60  /* who makes a file maps it sooner */
 #define SHARD_AGE_S    600 /* who writes one writes again sooner */
 
@@ -241,12 +243,25 @@ static void clear_debris(const struct serve *s) {
     if (s->set.shard_cache) debris_clear_shards(s->set.shard_cache, now, SHARD_AGE_S);
 }
 
+/* In processes of their own: one that hangs costs nothing yet. */
+static int check_links(const struct settings *set, struct err_text *err) {
+    const struct doctor_ranks ranks = {.worker = set->worker,
+                                       .gpus = set->n_devices ? &set->gpus : NULL,
+                                       .collective = set->collective ? set->collective : "auto",
+                                       .all = (int)set->tp,
+                                       .limit_s = LINKS_S};
+    const bool several = set->n_devices && set->tp > 1 && set->gpus.n_dealt > 1;
+    if (!strcmp(set->link_check, "off") || (!strcmp(set->link_check, "auto") && !several)) return OK;
+    return doctor_check_links(&ranks, err);
+}
+
 /* Workers may run already: the loop turns until all is gone, whatever went wrong. */
 static int run(struct serve *s, struct err_text *err) {
     TRY(open_model(s, err));
     if (uv_loop_init(&s->loop) < 0) return err_set(err, ERR_SETUP, "no event loop");
     clear_debris(s);
-    int rc = start_engine(s, err);
+    int rc = check_links(&s->set, err);
+    if (rc == OK) rc = start_engine(s, err);
     if (rc == OK) {
         start_signals(s);
         start_beat(s);

@@ -4,7 +4,7 @@
  * printed too; what should be mended becomes a finding. Everything of the operating system is read
  * below `root` ("" is this host, anything else a test's folder).
  *
- * Owns: the report.  Called by: cmd_doctor.c.
+ * Owns: the report.  Called by: cmd_doctor.c, cmd_serve.c.
  * Fails how: what cannot be read is missing from the report, or null in it; never an error.
  * Limits: DOCTOR_TEXT_BYTES of a file, DEVICE_MAX GPUs.  Tested by: tests/unit/test_doctor.c,
  * tests/faults/test_doctor.py
@@ -70,6 +70,9 @@ struct doctor_ranks {
     int all, limit_s;
 };
 void doctor_try_collectives(struct doctor *d, const struct doctor_ranks *r);
+
+/* The same once, of all ranks, before a service loads weights: ERR_SETUP with a sentence. */
+int doctor_check_links(const struct doctor_ranks *r, struct err_text *err);
 
 /* ---- telling ---------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* coordinator/doctor_coll.c: all-reduces of two, four and all ranks, in processes that may hang.
  *
  * Owns: the processes of one trial, their shared memory, a loop of its own while it runs.
- * Called by: cmd_doctor.c.  Fails how: every failure is a row of "collectives" and a finding.
+ * Called by: cmd_doctor.c, cmd_serve.c.  Fails how: every failure is a row of "collectives" and a finding.
  * Limits: limit_s a trial, LIMIT_RANKS, TALK_BYTES of what a rank says.
  * Tested by: tests/faults/test_doctor.py
  *
@@ -23,6 +23,7 @@
 
 #include "coordinator/doctor.h"
 #include "proto/limits.h"
+#include "proto/log.h"
 
 #define TALK_BYTES 8192
 #define SHM_BYTES  (40 << 20) /* the worker takes parts as large as fit */
@@ -314,8 +315,7 @@ static void report(struct doctor *d, const struct trial *t, double seconds) {
     if (t->failure[0]) mend(d, t);
 }
 
-static void run_trial(struct doctor *d, struct trial *t) {
-    uint64_t start = uv_hrtime();
+static void run_trial(struct trial *t) {
     t->shm_fd = memfd_create("octavo-doctor", MFD_CLOEXEC);
     if (t->shm_fd < 0 || ftruncate(t->shm_fd, SHM_BYTES) < 0)
         snprintf(t->failure, sizeof t->failure, "expected %d bytes of shared memory, found: %s",
@@ -337,20 +337,47 @@ static void run_trial(struct doctor *d, struct trial *t) {
             snprintf(t->failure + n, sizeof t->failure - n, "; process %" PRId64 " cannot be killed",
                      t->rank[r].pid);
     }
-    report(d, t, (double)(uv_hrtime() - start) / 1e9);
 }
 
-/* A process that cannot be killed keeps its handles, and so this memory. */
-static void try_one(struct doctor *d, const struct doctor_ranks *r, const char *collective,
-                    int world) {
+static struct trial *new_trial(const struct doctor_ranks *r, const char *collective, int world) {
     struct trial *t = calloc(1, sizeof *t);
     assert(t);
     t->r = r, t->collective = collective, t->world = world;
-    fprintf(stderr, "octavo doctor: all-reduce of %d ranks over %s …\n", world, collective);
-    run_trial(d, t);
+    return t;
+}
+
+/* A process that cannot be killed keeps its handles, and so this memory. */
+static void free_trial(struct trial *t) {
     if (t->wedged) return;
     uv_loop_close(&t->loop);
     free(t);
+}
+
+static void try_one(struct doctor *d, const struct doctor_ranks *r, const char *collective,
+                    int world) {
+    struct trial *t = new_trial(r, collective, world);
+    uint64_t start = uv_hrtime();
+    fprintf(stderr, "octavo doctor: all-reduce of %d ranks over %s …\n", world, collective);
+    run_trial(t);
+    report(d, t, (double)(uv_hrtime() - start) / 1e9);
+    free_trial(t);
+}
+
+int doctor_check_links(const struct doctor_ranks *r, struct err_text *err) {
+    struct trial *t = new_trial(r, r->collective, r->all);
+    uint64_t start = uv_hrtime();
+    char used[200];
+    int rc = OK;
+    run_trial(t);
+    if (t->failure[0])
+        rc = err_set(err, ERR_SETUP, "link check: expected %d ranks to add up over %s within %d s, "
+                     "found: %.250s; octavo doctor says more", r->all, r->collective, r->limit_s,
+                     t->failure);
+    else
+        log_info("links_checked", "ranks=%d asked=%s used=%s seconds=%.2f", r->all, r->collective,
+                 last_line(t->rank[0].said, "opened ", used), (double)(uv_hrtime() - start) / 1e9);
+    free_trial(t);
+    return rc;
 }
 
 static bool share_a_device(const struct doctor_ranks *r) {

@@ -166,6 +166,15 @@ void doctor_look_gpus(struct doctor *d, const struct device_memory *m) {
 
 /* ---- NCCL ------------------------------------------------------------------------------------ */
 
+/* A variable that changes what NCCL or CUDA do, and not where they are installed. */
+static bool concerns(const char *name) {
+    static const char *const prefixes[] = {"NCCL_", "OCTAVO_NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE",
+                                           "CUDA_MODULE", "CUDA_LAUNCH", "CUDA_MPS"};
+    for (size_t i = 0; i < ARRAY_LEN(prefixes); i++)
+        if (!strncmp(name, prefixes[i], strlen(prefixes[i]))) return true;
+    return false;
+}
+
 /* Loading it starts nothing; the version is coded as the library's own header says. */
 static json_t *nccl_state(const char *name) {
     void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL), *at = lib ? dlsym(lib, "ncclGetVersion") : NULL;
@@ -188,9 +197,7 @@ void doctor_look_nccl(struct doctor *d, char **env) {
     for (char **e = env; *e; e++) {
         char name[64];
         const char *eq = strchr(*e, '=');
-        if (!eq || (strncmp(*e, "NCCL_", 5) && strncmp(*e, "CUDA_", 5) &&
-                    strncmp(*e, "OCTAVO_NCCL_", 12)))
-            continue;
+        if (!eq || !concerns(*e)) continue;
         snprintf(name, sizeof name, "%.*s", (int)(eq - *e), *e);
         json_object_set_new(set, name, json_string(eq + 1));
     }

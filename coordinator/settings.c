@@ -56,6 +56,13 @@ static int read_options(struct settings *s, int argc, char **argv, struct err_te
          .choices = "auto|shm|ipc|nccl",
          .shown = "auto: ipc, nccl or shm, what the devices can do",
          .help = "How ranks add up; cpu has shm alone."},
+        {.name = "link-check",
+         .kind = OPT_CHOICE,
+         .out = &s->link_check,
+         .choices = "auto|on|off",
+         .shown = "auto: with several GPUs",
+         .help = "Whether ranks add up once before weights are read, so that a link that hangs is "
+                 "a sentence."},
         TEXT("shard-cache", "DIR", shard_cache, "none",
              "Keep each rank's repacked weights here, as much again as the model, for fast starts."),
         TEXT("host", "ADDRESS", host, "127.0.0.1", "Address to listen on."),

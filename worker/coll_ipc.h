@@ -32,14 +32,14 @@ enum ipc_algorithm {
 
 /* Zeros are the defaults. The same on all ranks. */
 struct ipc_options {
-    int blocks; /* at most this many per kernel. Ranks that share a process wait for
-                 * each other on one device: those of two kernels of each must fit */
+    int blocks; /* at most this many per kernel; fewer where ranks share a device */
     enum ipc_algorithm algorithm; /* for every all-reduce; IPC_AUTO: by size, as the probe found */
     uint32_t first_epoch;         /* tests start near the wrap */
     bool probe_shared;            /* measure also when ranks share a device */
+    int stuck_ms;                 /* a probe's sum that takes longer does not end; 0: IPC_STUCK_US */
 };
 
-/* Allocates the slab, world * 2.5 MiB of device memory, once. ERR_NOMEM or ERR_SETUP. */
+/* Allocates the slab, world * 2.5 + 4 MiB of device memory, once. ERR_NOMEM or ERR_SETUP. */
 int ipc_slab_new(struct ipc_slab **out, struct kctx *ctx, int rank, int world,
                  const struct ipc_options *options, struct err_text *err);
 

@@ -217,6 +217,46 @@ static __device__ __forceinline__ void block_share(int64_t total, int64_t *from,
     *to = min(*from + each, total);
 }
 
+/* The frame of every exchanging kernel: this block's share of `total` items in pieces of at most
+ * `most`, each with `exchanges` epochs of its own, which start at e. piece says whether it went
+ * through. What the block counted is kept for the next kernel. */
+template <typename Piece>
+static __device__ __forceinline__ void ipc_pieces(const struct ipc_view &v, int64_t total,
+                                                  int64_t most, int exchanges, Piece piece) {
+    gdc_wait();
+    uint32_t e = *(volatile uint32_t *)ipc_epoch(v.own, v.block);
+    gdc_trigger();
+    int64_t at, to;
+    for (block_share(total, &at, &to); at < to; at += most, e += exchanges)
+        if (!piece(e + 1, at, min(most, to - at))) return;
+    if (threadIdx.x == 0) *ipc_epoch(v.own, v.block) = e;
+}
+
+/* Items of `bytes` that one set of a block takes: from each source a part, or one stretch. */
+template <bool PUSH>
+static __device__ __forceinline__ int64_t ipc_most(const struct ipc_view &v, int64_t bytes) {
+    return (PUSH ? 1 : v.world) * (int64_t)IPC_PART_BYTES / bytes;
+}
+
+/* The k-th peer after this rank: all start with another one, so that no slab is everybody's first.
+ */
+static __device__ __forceinline__ int ipc_peer(const struct ipc_view &v, int k) {
+    return v.rank + k < v.world ? v.rank + k : v.rank + k - v.world;
+}
+
+/* Where what this block gives away goes: PUSH: to the k-th peer's slab, for k from 1; else, once,
+ * k = 0, into its own for the peers to fetch. And where a part of rank p is found afterwards. */
+template <bool PUSH>
+static __device__ __forceinline__ char *ipc_outbox(const struct ipc_view &v, uint32_t e, int k) {
+    const int p = ipc_peer(v, k);
+    return PUSH ? ipc_data(v, v.t->slab[p], e, v.t->from[p]) : ipc_data(v, v.own, e, 0);
+}
+template <bool PUSH>
+static __device__ __forceinline__ const char *ipc_inbox(const struct ipc_view &v, uint32_t e,
+                                                        int p) {
+    return PUSH ? ipc_data(v, v.own, e, p) : ipc_data(v, v.t->slab[p], e, 0);
+}
+
 /* ---- all-reduce ------------------------------------------------------------------------------ */
 
 /* Microseconds per all-reduce, one rank as eight in loop-back, in a graph of 50, H200, 2026-12-01:
@@ -228,47 +268,53 @@ static __device__ __forceinline__ void block_share(int64_t total, int64_t *from,
  *  1024       13.54           7.11  5.34          10.43  7.89
  * That is the cost without a wire: launch, flags, local bytes. */
 
-/* One exchange: every rank has all parts and sums them itself. PUSH: each puts its part into every
- * peer's slab; else into its own, for the peers to fetch. count <= what a part (a stretch) holds.
- * Bytes over the wire per rank: 4 n (world - 1). */
-template <int W, bool PUSH>
-static __device__ bool one_shot_piece(const struct ipc_view &v, uint32_t e, float *x, int64_t at,
-                                      int64_t count, int64_t n) {
-    bool even = vec_even(x);
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-        float4 mine = vec_load(x, at + i, n, even);
-        if (!PUSH) {
-            ((float4 *)ipc_data(v, v.own, e, 0))[i] = mine;
-        } else {
-            for (int k = 1; k < v.world; k++) {
-                int p = v.rank + k < v.world ? v.rank + k : v.rank + k - v.world;
-                ((float4 *)ipc_data(v, v.t->slab[p], e, v.t->from[p]))[i] = mine;
-            }
-        }
-    }
-    if (!ipc_exchange(v, e)) return false;
+/* Puts `mine` as item i where its takers find it. */
+template <bool PUSH, typename T>
+static __device__ __forceinline__ void ipc_give(const struct ipc_view &v, uint32_t e, int64_t i,
+                                                T mine) {
+    if (!PUSH) ((T *)ipc_outbox<false>(v, e, 0))[i] = mine;
+    for (int k = 1; PUSH && k < v.world; k++) ((T *)ipc_outbox<true>(v, e, k))[i] = mine;
+}
+
+/* Vectors at + i of x, for i < count, become the sums of what all ranks gave; `skip` bytes into
+ * what each gave. also(i, sum) sees them. */
+template <int W, bool PUSH, typename Also>
+static __device__ __forceinline__ void ipc_sum(const struct ipc_view &v, uint32_t e, float *x,
+                                               int64_t at, int64_t count, int64_t n, int64_t skip,
+                                               Also also) {
+    const bool even = vec_even(x);
     const char *peer[W];
 #pragma unroll
     for (int r = 0; r < W; r++)
-        peer[r] = r >= v.world ? NULL
-                  : PUSH       ? ipc_data(v, v.own, e, r)
-                               : ipc_data(v, v.t->slab[r], e, 0);
+        peer[r] = r < v.world ? ipc_inbox<PUSH>(v, e, r) + skip : NULL;
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+        const float4 sum = vec_sum<W>(v, vec_load(x, at + i, n, even), peer, i);
+        vec_store(x, at + i, n, even, sum);
+        also(i, sum);
+    }
+}
+
+/* One exchange: every rank has all parts and sums them itself. count <= what a part (PUSH) or a
+ * stretch holds. Bytes over the wire per rank: 4 n (world - 1). */
+template <int W, bool PUSH>
+static __device__ bool one_shot_piece(const struct ipc_view &v, uint32_t e, float *x, int64_t at,
+                                      int64_t count, int64_t n) {
+    const bool even = vec_even(x);
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
-        vec_store(x, at + i, n, even, vec_sum<W>(v, vec_load(x, at + i, n, even), peer, i));
+        ipc_give<PUSH>(v, e, i, vec_load(x, at + i, n, even));
+    if (!ipc_exchange(v, e)) return false;
+    ipc_sum<W, PUSH>(v, e, x, at, count, n, 0, [](int64_t, float4) {});
     return true;
 }
 
 template <int W, bool PUSH>
 __global__ void __launch_bounds__(IPC_THREADS)
     all_reduce_one_shot(const struct ipc_table *t, float *x, int64_t n) {
-    struct ipc_view v = ipc_look(t);
-    gdc_wait();
-    uint32_t e = *(volatile uint32_t *)ipc_epoch(v.own, v.block);
-    gdc_trigger();
-    int64_t at, to, most = (PUSH ? 1 : v.world) * IPC_PART_BYTES / 16;
-    for (block_share((n + 3) / 4, &at, &to); at < to; at += most)
-        if (!one_shot_piece<W, PUSH>(v, ++e, x, at, min(most, to - at), n)) return;
-    if (threadIdx.x == 0) *ipc_epoch(v.own, v.block) = e;
+    const struct ipc_view v = ipc_look(t);
+    ipc_pieces(v, (n + 3) / 4, ipc_most<PUSH>(v, 16), 1,
+               [&](uint32_t e, int64_t at, int64_t count) {
+                   return one_shot_piece<W, PUSH>(v, e, x, at, count, n);
+               });
 }
 
 /* Two exchanges: rank r sums segment r of the piece for all (reduce-scatter), then hands out the
@@ -276,49 +322,28 @@ __global__ void __launch_bounds__(IPC_THREADS)
 template <int W, bool PUSH>
 static __device__ bool two_shot_piece(const struct ipc_view &v, uint32_t e, float *x, int64_t at,
                                       int64_t count, int64_t n) {
-    bool even = vec_even(x);
-    int64_t each = (count + v.world - 1) / v.world, mine = min(v.rank * each, count),
-            n_mine = min(each, count - mine);
-    if (PUSH) {
-        for (int k = 1; k < v.world; k++) {
-            int p = v.rank + k < v.world ? v.rank + k : v.rank + k - v.world;
-            float4 *to = (float4 *)ipc_data(v, v.t->slab[p], e, v.t->from[p]);
-            int64_t first = min(p * each, count), n_p = min(each, count - first);
-            for (int64_t i = threadIdx.x; i < n_p; i += blockDim.x)
-                to[i] = vec_load(x, at + first + i, n, even);
-        }
-    } else {
-        float4 *to = (float4 *)ipc_data(v, v.own, e, 0);
-        for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
-            to[i] = vec_load(x, at + i, n, even);
+    const bool even = vec_even(x);
+    const int64_t each = (count + v.world - 1) / v.world;
+    const auto first = [&](int p) { return min(p * each, count); };
+    const auto length = [&](int p) { return min(each, count - first(p)); };
+    /* pushed: to each peer its segment; for fetching: the whole piece, once */
+    for (int k = PUSH ? 1 : 0; k < (PUSH ? v.world : 1); k++) {
+        const int p = ipc_peer(v, k);
+        const int64_t from = PUSH ? first(p) : 0, n_p = PUSH ? length(p) : count;
+        float4 *to = (float4 *)ipc_outbox<PUSH>(v, e, k);
+        for (int64_t i = threadIdx.x; i < n_p; i += blockDim.x)
+            to[i] = vec_load(x, at + from + i, n, even);
     }
     if (!ipc_exchange(v, e)) return false;
-    const char *peer[W];
-#pragma unroll
-    for (int r = 0; r < W; r++)
-        peer[r] = r >= v.world ? NULL
-                  : PUSH       ? ipc_data(v, v.own, e, r)
-                               : ipc_data(v, v.t->slab[r], e, 0) + mine * 16;
-    for (int64_t i = threadIdx.x; i < n_mine; i += blockDim.x) {
-        float4 sum = vec_sum<W>(v, vec_load(x, at + mine + i, n, even), peer, i);
-        vec_store(x, at + mine + i, n, even, sum);
-        if (!PUSH) {
-            ((float4 *)ipc_data(v, v.own, e + 1, 0))[i] = sum;
-        } else {
-            for (int k = 1; k < v.world; k++) {
-                int p = v.rank + k < v.world ? v.rank + k : v.rank + k - v.world;
-                ((float4 *)ipc_data(v, v.t->slab[p], e + 1, v.t->from[p]))[i] = sum;
-            }
-        }
-    }
+    const int64_t mine = first(v.rank);
+    ipc_sum<W, PUSH>(v, e, x, at + mine, length(v.rank), n, PUSH ? 0 : mine * 16,
+                     [&](int64_t i, float4 sum) { ipc_give<PUSH>(v, e + 1, i, sum); });
     if (!ipc_exchange(v, e + 1)) return false;
     for (int k = 1; k < v.world; k++) {
-        int p = v.rank + k < v.world ? v.rank + k : v.rank + k - v.world;
-        const char *from =
-            PUSH ? ipc_data(v, v.own, e + 1, p) : ipc_data(v, v.t->slab[p], e + 1, 0);
-        int64_t first = min(p * each, count), n_p = min(each, count - first);
-        for (int64_t i = threadIdx.x; i < n_p; i += blockDim.x)
-            vec_store(x, at + first + i, n, even, __ldcg((const float4 *)from + i));
+        const int p = ipc_peer(v, k);
+        const float4 *from = (const float4 *)ipc_inbox<PUSH>(v, e + 1, p);
+        for (int64_t i = threadIdx.x; i < length(p); i += blockDim.x)
+            vec_store(x, at + first(p) + i, n, even, __ldcg(from + i));
     }
     return true;
 }
@@ -326,14 +351,11 @@ static __device__ bool two_shot_piece(const struct ipc_view &v, uint32_t e, floa
 template <int W, bool PUSH>
 __global__ void __launch_bounds__(IPC_THREADS)
     all_reduce_two_shot(const struct ipc_table *t, float *x, int64_t n) {
-    struct ipc_view v = ipc_look(t);
-    gdc_wait();
-    uint32_t e = *(volatile uint32_t *)ipc_epoch(v.own, v.block);
-    gdc_trigger();
-    int64_t at, to, most = (int64_t)v.world * IPC_PART_BYTES / 16;
-    for (block_share((n + 3) / 4, &at, &to); at < to; at += most, e += 2)
-        if (!two_shot_piece<W, PUSH>(v, e + 1, x, at, min(most, to - at), n)) return;
-    if (threadIdx.x == 0) *ipc_epoch(v.own, v.block) = e;
+    const struct ipc_view v = ipc_look(t);
+    ipc_pieces(v, (n + 3) / 4, ipc_most<false>(v, 16), 2,
+               [&](uint32_t e, int64_t at, int64_t count) {
+                   return two_shot_piece<W, PUSH>(v, e, x, at, count, n);
+               });
 }
 
 /* Packets: one exchange of two floats per thread. pair: which two floats of x. */
@@ -348,7 +370,7 @@ static __device__ bool packet_piece(const struct ipc_view &v, uint32_t e, float 
 #pragma unroll
         for (int k = 1; k < W; k++) {
             if (k >= v.world) break;
-            int p = v.rank + k < v.world ? v.rank + k : v.rank + k - v.world;
+            int p = ipc_peer(v, k);
             st_packet(ipc_packets(v, v.t->slab[p], e, v.t->from[p]) + threadIdx.x, mine);
         }
         uint4 part[W];
@@ -406,57 +428,38 @@ __global__ void __launch_bounds__(IPC_LL_THREADS)
 template <typename T, bool PUSH>
 __global__ void __launch_bounds__(IPC_THREADS)
     gather_parts(const struct ipc_table *t, const T *src, T *dst, int64_t count) {
-    struct ipc_view v = ipc_look(t);
-    gdc_wait();
-    uint32_t e = *(volatile uint32_t *)ipc_epoch(v.own, v.block);
-    gdc_trigger();
-    int64_t at, to, most = (int64_t)((PUSH ? 1 : v.world) * IPC_PART_BYTES / sizeof(T));
-    for (block_share(count, &at, &to); at < to; at += most) {
-        int64_t n = min(most, to - at);
-        e++;
+    const struct ipc_view v = ipc_look(t);
+    ipc_pieces(v, count, ipc_most<PUSH>(v, sizeof(T)), 1, [&](uint32_t e, int64_t at, int64_t n) {
         for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-            T mine = src[at + i];
+            const T mine = src[at + i];
             dst[v.rank * count + at + i] = mine;
-            if (!PUSH) ((T *)ipc_data(v, v.own, e, 0))[i] = mine;
-            for (int p = 0; PUSH && p < v.world; p++)
-                if (p != v.rank) ((T *)ipc_data(v, v.t->slab[p], e, v.t->from[p]))[i] = mine;
+            ipc_give<PUSH>(v, e, i, mine);
         }
-        if (!ipc_exchange(v, e)) return;
-        for (int p = 0; p < v.world; p++) {
-            if (p == v.rank) continue;
-            const T *from =
-                (const T *)(PUSH ? ipc_data(v, v.own, e, p) : ipc_data(v, v.t->slab[p], e, 0));
+        if (!ipc_exchange(v, e)) return false;
+        for (int k = 1; k < v.world; k++) {
+            const int p = ipc_peer(v, k);
+            const T *from = (const T *)ipc_inbox<PUSH>(v, e, p);
             for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
                 dst[p * count + at + i] = __ldcg(from + i);
         }
-    }
-    if (threadIdx.x == 0) *ipc_epoch(v.own, v.block) = e;
+        return true;
+    });
 }
 
 /* x of rank root goes to all, count items of T. */
 template <typename T, bool PUSH>
 __global__ void __launch_bounds__(IPC_THREADS)
     broadcast_from(const struct ipc_table *t, T *x, int64_t count, int root) {
-    struct ipc_view v = ipc_look(t);
-    gdc_wait();
-    uint32_t e = *(volatile uint32_t *)ipc_epoch(v.own, v.block);
-    gdc_trigger();
-    int64_t at, to, most = (int64_t)((PUSH ? 1 : v.world) * IPC_PART_BYTES / sizeof(T));
-    for (block_share(count, &at, &to); at < to; at += most) {
-        int64_t n = min(most, to - at);
-        e++;
-        for (int64_t i = threadIdx.x; v.rank == root && i < n; i += blockDim.x) {
-            if (!PUSH) ((T *)ipc_data(v, v.own, e, 0))[i] = x[at + i];
-            for (int p = 0; PUSH && p < v.world; p++)
-                if (p != v.rank) ((T *)ipc_data(v, v.t->slab[p], e, v.t->from[p]))[i] = x[at + i];
-        }
-        if (!ipc_exchange(v, e)) return;
-        const T *from =
-            (const T *)(PUSH ? ipc_data(v, v.own, e, root) : ipc_data(v, v.t->slab[root], e, 0));
+    const struct ipc_view v = ipc_look(t);
+    ipc_pieces(v, count, ipc_most<PUSH>(v, sizeof(T)), 1, [&](uint32_t e, int64_t at, int64_t n) {
+        for (int64_t i = threadIdx.x; v.rank == root && i < n; i += blockDim.x)
+            ipc_give<PUSH>(v, e, i, x[at + i]);
+        if (!ipc_exchange(v, e)) return false;
+        const T *from = (const T *)ipc_inbox<PUSH>(v, e, root);
         for (int64_t i = threadIdx.x; v.rank != root && i < n; i += blockDim.x)
             x[at + i] = __ldcg(from + i);
-    }
-    if (threadIdx.x == 0) *ipc_epoch(v.own, v.block) = e;
+        return true;
+    });
 }
 
 #endif

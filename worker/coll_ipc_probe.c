@@ -40,6 +40,10 @@ struct ipc_choice ipc_choice_default(void) {
                                .two_shot = IPC_TWO_PUSH};
 }
 
+int ipc_blocks(int asked, int sharing, int sms) {
+    return sharing < 2 ? asked : MAX(1, MIN(asked, sms / (2 * sharing)));
+}
+
 enum ipc_algorithm ipc_choose(const struct ipc_choice *c, int64_t bytes) {
     if (bytes <= c->packets_max) return IPC_PACKETS;
     return (enum ipc_algorithm)(bytes <= c->one_shot_max ? c->one_shot : c->two_shot);

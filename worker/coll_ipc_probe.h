@@ -22,6 +22,10 @@ struct ipc_choice {
 };
 
 struct ipc_choice ipc_choice_default(void);
+
+/* Blocks of a kernel of `asked` at most, so that those of `sharing` ranks on one device of `sms`
+ * processors, of two kernels each, are resident together. */
+int ipc_blocks(int asked, int sharing, int sms);
 enum ipc_algorithm ipc_choose(const struct ipc_choice *c, int64_t bytes);
 
 /* All ranks of shm measure the same in the same order and come to the same choice, which is the one

@@ -19,22 +19,29 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "proto/limits.h"
 #include "proto/log.h"
 #include "worker/coll_nccl.h"
 #include "worker/nccl_api.h"
 
-#define WATCH_NS 2000000 /* between two looks at the abort word */
+#define WATCH_NS    2000000 /* between two looks at the abort word */
+#define EAGER_LOOKS 200     /* at the state of a call, before naps between them */
+#define TOLD_BYTES  (1 << 20)
 
 struct nccl {
     void *handle;
     struct nccl_api api;
     char version[24];
+    int told; /* file that NCCL tells its story to; -1: the operator has it told elsewhere */
 };
 
 struct coll_nccl {
@@ -46,27 +53,49 @@ struct coll_nccl {
     uint32_t alone;
     pthread_mutex_t mutex;  /* calls on comm; abort takes it from them */
     struct nccl_comm *comm; /* NULL once aborted */
+    bool captured; /* graphs hold it */
+    char transport[96];
     atomic_bool closing;
     pthread_t watcher;
 };
 
 /* Sensible on boxes whose devices meet on PCIe; elsewhere they do no harm. Multicast over NVLink
- * can take a whole box down with one process, so it stays off. */
+ * can take a whole box down with one process, so it stays off. Connections are made at the start,
+ * where a link that hangs is noticed, and not by the first sum that takes that way. */
 static const struct {
     const char *name, *value;
 } defaults[] = {
     {"NCCL_P2P_LEVEL", "SYS"}, {"NCCL_PROTO", "LL,LL128,Simple"}, {"NCCL_NVLS_ENABLE", "0"},
-    {"NCCL_IB_DISABLE", "1"},  {"NCCL_MIN_NCHANNELS", "8"},
+    {"NCCL_IB_DISABLE", "1"},  {"NCCL_MIN_NCHANNELS", "8"},     {"NCCL_RUNTIME_CONNECT", "0"},
 };
 
 /* ---- the library ------------------------------------------------------------------------- */
 
+bool nccl_peers_disabled(void) {
+    const char *off = getenv("NCCL_P2P_DISABLE");
+    return off && *off && strcmp(off, "0") != 0;
+}
+
+/* Which way its messages go NCCL says only in its log: unless the operator reads that, we do. */
+static int listen_to(void) {
+    char path[64];
+    if (getenv("NCCL_DEBUG") || getenv("NCCL_DEBUG_FILE")) return -1;
+    int fd = memfd_create("octavo-nccl-log", MFD_CLOEXEC);
+    if (fd < 0) return -1;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), fd);
+    setenv("NCCL_DEBUG", "INFO", 1);
+    setenv("NCCL_DEBUG_FILE", path, 1);
+    return fd;
+}
+
 int nccl_load(struct nccl **out, struct err_text *err) {
     const char *name = getenv("OCTAVO_NCCL_LIBRARY");
     if (!name) name = "libnccl.so.2";
-    for (size_t i = 0; i < ARRAY_LEN(defaults); i++) setenv(defaults[i].name, defaults[i].value, 0);
+    for (size_t i = 0; i < ARRAY_LEN(defaults); i++)
+        if (i > 0 || !nccl_peers_disabled()) setenv(defaults[i].name, defaults[i].value, 0);
     struct nccl *lib = calloc(1, sizeof *lib);
     if (!lib) return err_set(err, ERR_NOMEM, "collective nccl: expected memory, found none");
+    lib->told = listen_to();
     lib->handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     const char *missing = lib->handle ? NULL : dlerror();
     struct {
@@ -104,11 +133,49 @@ int nccl_load(struct nccl **out, struct err_text *err) {
 void nccl_unload(struct nccl *lib) {
     if (!lib) return;
     if (lib->handle) dlclose(lib->handle);
+    if (lib->told >= 0) {
+        unsetenv("NCCL_DEBUG");
+        unsetenv("NCCL_DEBUG_FILE");
+        close(lib->told);
+    }
     free(lib);
 }
 
 const char *nccl_version(const struct nccl *lib) {
     return lib->version;
+}
+
+/* ---- what it tells ----------------------------------------------------------------------- */
+
+static off_t told_bytes(const struct nccl *lib) {
+    struct stat st;
+    return lib->told >= 0 && fstat(lib->told, &st) == 0 ? st.st_size : 0;
+}
+
+/* What follows each " via " of the log from `from` on, each word once: "P2P/IPC SHM/direct". */
+static void read_transport(const struct nccl *lib, off_t from, char *out, size_t n) {
+    static const char mark[] = " via ";
+    char *text = lib->told >= 0 ? malloc(TOLD_BYTES + 1) : NULL;
+    ssize_t got = text ? pread(lib->told, text, TOLD_BYTES, from) : -1;
+    out[0] = 0;
+    if (got > 0) text[got] = 0;
+    for (const char *p = got > 0 ? text : NULL; p && (p = strstr(p, mark));) {
+        char word[40];
+        p += sizeof mark - 1;
+        snprintf(word, sizeof word, "%.*s", (int)MIN(39, strcspn(p, " \n")), p);
+        if (!strstr(out, word) && strlen(out) + strlen(word) + 2 < n)
+            sprintf(out + strlen(out), "%s%s", out[0] ? " " : "", word);
+    }
+    free(text);
+    if (!out[0]) snprintf(out, n, "%s", lib->told < 0 ? "see NCCL_DEBUG" : "none");
+}
+
+void coll_nccl_take_shm(struct coll *c) {
+    ((struct coll_nccl *)c)->device.shm_stays = false;
+}
+
+const char *coll_nccl_transport(const struct coll *c) {
+    return ((const struct coll_nccl *)c)->transport;
 }
 
 /* ---- operations -------------------------------------------------------------------------- */
@@ -136,11 +203,15 @@ static void nccl_abort(struct coll *base) {
 /* Looks at NCCL's state until it is done with what it was given, or the generation is aborted. */
 static int settle(struct coll_nccl *c, int rc, int64_t patience_ns) {
     const long step = 100000;
-    while (rc == NCCL_IN_PROGRESS) {
+    for (int looks = 0; rc == NCCL_IN_PROGRESS; looks++) {
         if (aborted(c)) return ERR_ABORTED;
         if (patience_ns <= 0) return ERR_TIMEOUT;
-        nap(step);
-        patience_ns -= step;
+        if (looks < EAGER_LOOKS) {
+            sched_yield(); /* to be queued takes microseconds, and every sum of a prompt waits here */
+        } else {
+            nap(step);
+            patience_ns -= step;
+        }
         pthread_mutex_lock(&c->mutex);
         int state = NCCL_SUCCESS;
         rc = c->comm ? c->api->comm_error(c->comm, &state) : NCCL_SUCCESS;
@@ -175,6 +246,7 @@ static int run(struct coll_nccl *c, int what, const void *src, void *dst, int64_
     const bool capturing = c->device.capturing && *c->device.capturing;
     if (count <= 0 || (aborted(c) && capturing)) return OK;
     pthread_mutex_lock(&c->mutex);
+    c->captured |= capturing;
     bool gone = aborted(c) || !c->comm;
     int rc = gone ? NCCL_SUCCESS : queue(c, what, src, dst, count, root);
     pthread_mutex_unlock(&c->mutex);
@@ -224,15 +296,15 @@ static void *watch(void *arg) {
     return NULL;
 }
 
-/* The graphs go first, or the abort waits for them. Closing without a preceding abort uses abort as
+/* The graphs that hold it go first, or the abort waits for them. Closing without a preceding abort uses abort as
  * well: nothing is queued any more, and unlike destroy it never waits for a peer. */
 static void nccl_close(struct coll *base) {
     struct coll_nccl *c = nccl_of(base);
-    if (c->device.drop_graphs) c->device.drop_graphs(c->device.user);
+    if (c->captured && c->device.drop_graphs) c->device.drop_graphs(c->device.user);
     atomic_store(&c->closing, true);
     pthread_join(c->watcher, NULL);
     pthread_mutex_destroy(&c->mutex);
-    if (c->shm) coll_close(c->shm);
+    if (c->shm && !c->device.shm_stays) coll_close(c->shm);
     free(c);
 }
 
@@ -298,7 +370,9 @@ int coll_open_nccl(struct coll **out, const struct nccl *lib, const struct nccl_
     c->shm = shm;
     c->word = shm ? coll_shm_word(shm) : &c->alone;
     pthread_mutex_init(&c->mutex, NULL);
+    const off_t from = told_bytes(lib);
     int rc = start(c, err);
+    read_transport(lib, from, c->transport, sizeof c->transport);
     if (rc == ERR_ABORTED) err_set(err, rc, "collective nccl: aborted while starting");
     if (rc == OK && pthread_create(&c->watcher, NULL, watch, c) != 0)
         rc = err_set(err, ERR_SYS, "collective nccl: expected a thread, found none");
@@ -309,8 +383,9 @@ int coll_open_nccl(struct coll **out, const struct nccl *lib, const struct nccl_
         return rc;
     }
     if (rank == 0)
-        log_info("collective", "name=nccl generation=%u wire=f32 version=%s order=ring_or_tree",
-                 generation, lib->version);
+        log_info("collective",
+                 "name=nccl generation=%u wire=f32 version=%s order=ring_or_tree transport=\"%s\"",
+                 generation, lib->version, c->transport);
     *out = &c->base;
     return OK;
 }

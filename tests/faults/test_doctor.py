@@ -119,3 +119,16 @@ def test_a_bundle_without_a_service_says_why(tmp_path):
     with tarfile.open(bundle) as tar:
         (name,) = [n for n in tar.getnames() if n.endswith("service/workers.json")]
         assert "refused" in tar.extractfile(name).read().decode()
+
+
+def test_links_are_checked_before_weights_are_read(launch):
+    server = launch("--link-check", "on", tp=2).wait_ready()
+    log = server.log()
+    assert 0 < log.find("links_checked ranks=2 asked=auto used=shm") < log.find("loaded weight_bytes")
+
+
+def test_a_rank_that_cannot_add_up_keeps_a_service_from_starting(launch, worker):
+    server = launch("--link-check", "on", "--worker", worker(1, "kill -SEGV $$"), tp=2)
+    assert server.process.wait(60) == 2
+    assert "link check: expected 2 ranks to add up over auto within 45 s, found: rank 1 died of signal 11" in server.log()
+    assert "joined" not in server.log()

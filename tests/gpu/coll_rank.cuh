@@ -139,6 +139,15 @@ static __global__ void dawdle(unsigned us) {
     for (unsigned i = 0; i < us; i++) __nanosleep(1000);
 }
 
+/* Stays until so many nanoseconds have passed. */
+static __global__ void occupy(uint64_t ns) {
+    uint64_t from, now;
+    gdc_wait();
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(from));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - from < ns);
+}
+
 /* ---- one rank's life ------------------------------------------------------------------------- */
 
 static bool open_device(struct rank *k) {

@@ -78,6 +78,76 @@ static bool graph_replays(struct rank *k) {
     return true;
 }
 
+/* A rank comes late to each first sum of a replay, by far more than sums take; another each time. */
+static bool late_ranks(struct rank *k) {
+    if (!open_generation(k, 0)) return false;
+    cudaGraphExec_t exec = capture_chain(k);
+    for (int i = 0; i < 3 * k->world; i++) {
+        const bool late = i % k->world == k->rank;
+        if (late && i % 2) usleep(20000);
+        if (late && !(i % 2)) launch(&k->ctx, occupy, 1, 32, 0, (uint64_t)20000000);
+        CU(cudaGraphLaunch(exec, k->ctx.stream));
+        /* threads share a context, which a launch into a full queue locks for the late one too */
+        CU(cudaStreamSynchronize(k->ctx.stream));
+    }
+    if (!sync_and_count(k, "late ranks", (uint64_t)(3 * k->world), 0)) return false;
+    EXPECT(k, coll_barrier(k->c) == OK);
+    CU(cudaGraphExecDestroy(exec));
+    close_rank(k);
+    return true;
+}
+
+struct occupier {
+    const uint32_t *word;
+    cudaStream_t stream;
+    int blocks;
+};
+
+/* Takes the device away for seconds as soon as the probe has begun, which the barriers counted in
+ * the abort word tell: cards, mappings, clean flags, and the probe's own. */
+static void *occupy_probe(void *arg) {
+    struct occupier *o = (struct occupier *)arg;
+    CU(cudaSetDevice(0));
+    while (__atomic_load_n(o->word, __ATOMIC_ACQUIRE) >> 1 < 4) usleep(20);
+    occupy<<<o->blocks, 1024, 0, o->stream>>>(UINT64_C(4000000000));
+    return NULL;
+}
+
+/* One rank's device does other work for seconds, as if its link hung: the first start says so and
+ * ends, and the next one finds a device that is free. */
+static bool stuck_start(struct rank *k) {
+    struct err_text err = {};
+    struct coll *shm;
+    struct occupier o = {NULL, NULL, 2 * k->ctx.prop.multiProcessorCount};
+    pthread_t thread;
+    const bool last = k->rank == k->world - 1;
+    double begin = now();
+    CU(cudaStreamCreateWithFlags(&o.stream, cudaStreamNonBlocking));
+    if (open_shm(k, 0, &shm, &err) < 0 ||
+        ipc_slab_new(&k->slab, &k->ctx, k->rank, k->world, &k->s->options, &err) < 0)
+        return failed(k, "expected to open, found: %s", err.text);
+    o.word = coll_shm_word(shm);
+    if (last) pthread_create(&thread, NULL, occupy_probe, &o);
+    int rc = coll_open_ipc(&k->c, k->slab, shm, &err);
+    if (last) pthread_join(thread, NULL);
+    if (rc != ERR_ABORTED && !(rc == ERR_SETUP && strstr(err.text, "octavo doctor")))
+        return failed(k, "expected to be told of it, found %s: %s", err_name(rc), err.text);
+    if (rc == ERR_SETUP) k->board->ready++;
+    EXPECT(k, (*coll_shm_word(shm) & 1) != 0);
+    coll_close(shm);
+    CU(cudaStreamSynchronize(o.stream));
+    if (!open_generation(k, 1)) return false;
+    EXPECT(k, k->board->ready > 0);
+    for (int round = 0; round < 5; round++)
+        if (!some_operation(k, round, 30000)) return false;
+    EXPECT(k, coll_barrier(k->c) == OK);
+    if (k->rank == 0)
+        snprintf(k->board->note, sizeof k->board->note, "given up and begun again in %.1f s",
+                 now() - begin);
+    close_rank(k);
+    return true;
+}
+
 /* Captured on one stream, replayed on two, with direct calls on either between them. */
 static bool two_streams(struct rank *k) {
     if (!open_generation(k, 0)) return false;
@@ -253,7 +323,7 @@ static bool nccl_alone(struct rank *k) {
     struct nccl *lib;
     if (nccl_load(&lib, &err) < 0) return failed(k, "%s", err.text);
     for (uint32_t g = 1; g <= 3; g++) {
-        const struct nccl_device device = {k->ctx.stream, &k->ctx.capturing, NULL, NULL};
+        const struct nccl_device device = {k->ctx.stream, &k->ctx.capturing, NULL, NULL, false};
         if (coll_open_nccl(&k->c, lib, &device, NULL, 0, 1, g, &err) < 0)
             return failed(k, "generation %u: %s", g, err.text);
         cudaGraphExec_t exec = capture_chain(k);
@@ -468,7 +538,7 @@ static bool run(const struct scenario *s, uint64_t seed) {
     for (int r = 0; r < children; r++) ok &= wait_for(pid[r], until, &late) == 0;
     for (int r = 0; r < s->world; r++) ok &= !board->failure[r][0];
     for (int g = 0; g < GENERATIONS; g++) close(ranks[0].fd[g]);
-    printf("%s %-34s %d %s %s %5.1f s %s%s\n", ok ? "PASS" : "FAIL", s->name, s->world,
+    printf("%s %-40s %d %s %s %5.1f s %s%s\n", ok ? "PASS" : "FAIL", s->name, s->world,
            s->threads ? "threads  " : "processes", ipc_algorithm_name(s->options.algorithm),
            now() - begin, board->note, late ? " (killed: too late)" : "");
     for (int r = 0; r < s->world; r++)
@@ -484,46 +554,50 @@ static struct scenario plain(const char *name, bool (*body)(struct rank *), int 
     s.name = name, s.body = body, s.world = world, s.threads = threads;
     s.options.algorithm = a;
     s.options.first_epoch = first_epoch;
-    /* Of all ranks together, and of the kernel after as well, whose blocks come early and wait,
-     * they must fit on the device: 8 ranks * 2 * 8 on 132 processors that may hold one block each.
-     */
-    s.options.blocks = threads ? 8 : 0;
     return s;
 }
 
+/* Each hazard that others met has a scenario of its name. */
 static std::vector<struct scenario> all_scenarios(void) {
     std::vector<struct scenario> v;
     v.push_back(plain("loopback_sums", loopback_sums, 1, true, IPC_AUTO, 0));
     for (int w = 2; w <= 8; w *= 2)
         v.push_back(plain("random_operations", random_operations, w, true, IPC_AUTO, 0));
     for (int a = IPC_PACKETS; a < IPC_ALGORITHMS; a++)
-        v.push_back(
-            plain("random_operations", random_operations, 8, true, (enum ipc_algorithm)a, 0));
+        v.push_back(plain("same_bits_on_all_ranks", random_operations, 8, true,
+                          (enum ipc_algorithm)a, 0));
     v.push_back(plain("random_operations", random_operations, 3, true, IPC_AUTO, 0));
     for (int a : {IPC_AUTO, IPC_PACKETS, IPC_TWO_PULL}) {
-        v.push_back(plain("epoch_wraps", some_operations, 4, true, (enum ipc_algorithm)a,
+        v.push_back(plain("epochs_roll_over", some_operations, 4, true, (enum ipc_algorithm)a,
                           0xffffffffu - 60));
-        v.push_back(plain("epoch_turns_negative", some_operations, 4, true, (enum ipc_algorithm)a,
+        v.push_back(plain("epochs_turn_negative", some_operations, 4, true, (enum ipc_algorithm)a,
                           0x7fffffffu - 60));
     }
     for (int w = 2; w <= 8; w *= 2)
-        v.push_back(plain("graph_replays", graph_replays, w, true, IPC_AUTO, 0xffffffffu - 1000));
-    v.push_back(plain("graph_replays", graph_replays, 8, true, IPC_ONE_PULL, 0));
-    v.push_back(plain("graph_replays", graph_replays, 8, true, IPC_TWO_PULL, 0));
-    v.push_back(plain("two_streams", two_streams, 4, true, IPC_AUTO, 0));
-    v.push_back(plain("generations", generations, 4, true, IPC_AUTO, 0));
+        v.push_back(plain("graph_replays_reuse_buffers", graph_replays, w, true, IPC_AUTO,
+                          0xffffffffu - 1000));
+    v.push_back(plain("graph_replays_reuse_buffers", graph_replays, 8, true, IPC_ONE_PULL, 0));
+    v.push_back(plain("graph_replays_reuse_buffers", graph_replays, 8, true, IPC_TWO_PULL, 0));
+    v.push_back(
+        plain("captured_on_one_stream_replayed_on_two", two_streams, 4, true, IPC_AUTO, 0));
+    v.push_back(plain("slabs_stay_when_generations_change", generations, 4, true, IPC_AUTO, 0));
+    v.push_back(plain("late_ranks_in_the_first_sum", late_ranks, 8, true, IPC_AUTO, 0));
     v.push_back(plain("probe_then_operations", some_operations, 8, true, IPC_AUTO, 0));
     v.back().options.probe_shared = v.back().talks = true;
+    v.push_back(plain("probe_of_a_stuck_link_ends", stuck_start, 2, false, IPC_AUTO, 0));
+    v.back().options.probe_shared = true;
+    v.back().options.stuck_ms = 1500;
     v.push_back(plain("abort_while_a_peer_is_missing", abort_while_a_peer_is_missing, 4, true,
                       IPC_AUTO, 0));
     v.push_back(plain("through_the_host", through_the_host, 4, true, IPC_AUTO, 0));
     for (int w = 2; w <= 8; w *= 2) {
         v.push_back(plain("random_operations", random_operations, w, false, IPC_AUTO, 0));
-        v.push_back(plain("graph_replays", graph_replays, w, false, IPC_AUTO, 0));
+        v.push_back(plain("graph_replays_reuse_buffers", graph_replays, w, false, IPC_AUTO, 0));
     }
+    v.push_back(plain("late_ranks_in_the_first_sum", late_ranks, 4, false, IPC_AUTO, 0));
     v.push_back(plain("random_operations", random_operations, 4, false, IPC_ONE_PULL, 0));
     v.push_back(plain("random_operations", random_operations, 4, false, IPC_TWO_PULL, 0));
-    v.push_back(plain("generations", generations, 2, false, IPC_AUTO, 0));
+    v.push_back(plain("slabs_stay_when_generations_change", generations, 2, false, IPC_AUTO, 0));
     v.push_back(plain("names", names, 2, false, IPC_AUTO, 0));
     v.push_back(plain("through_the_host", through_the_host, 2, false, IPC_AUTO, 0));
     v.push_back(plain("abort_while_a_peer_is_missing", abort_while_a_peer_is_missing, 4, false,

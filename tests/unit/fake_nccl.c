@@ -8,6 +8,7 @@
  */
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,9 +50,9 @@ static struct fake_group groups[GROUPS];
 static int n_groups;
 
 void fake_nccl_set_graphs(int n);
-void fake_nccl_set_graphs(int n) {
+void fake_nccl_set_graphs(int n) { /* negative: so many fewer */
     pthread_mutex_lock(&mutex);
-    fake_nccl_knobs.graphs = n;
+    fake_nccl_knobs.graphs = n < 0 ? fake_nccl_knobs.graphs + n : n;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mutex);
 }
@@ -79,6 +80,18 @@ int ncclGetUniqueId(struct nccl_id *id) {
     return NCCL_SUCCESS;
 }
 
+/* As NCCL tells which way it goes, to those who ask it to tell. */
+static void tell(int rank, int world) {
+    const char *path = getenv("NCCL_DEBUG_FILE"), *level = getenv("NCCL_DEBUG");
+    const char *off = getenv("NCCL_P2P_DISABLE");
+    FILE *f = path && level && !strcmp(level, "INFO") ? fopen(path, "a") : NULL;
+    for (int c = 0; f && world > 1 && c < 2; c++)
+        fprintf(f, "box:1:1 [%d] NCCL INFO Channel %02d/0 : %d[%d] -> %d[%d] via %s\n", rank, c, rank,
+                rank, (rank + 1) % world, (rank + 1) % world,
+                off && *off == '1' ? "SHM/direct/direct" : "P2P/IPC");
+    if (f) fclose(f);
+}
+
 int ncclCommInitRankConfig(struct nccl_comm **out, int world, struct nccl_id id, int rank,
                            struct nccl_config *config);
 int ncclCommInitRankConfig(struct nccl_comm **out, int world, struct nccl_id id, int rank,
@@ -95,6 +108,7 @@ int ncclCommInitRankConfig(struct nccl_comm **out, int world, struct nccl_id id,
     c->group->joined++;
     c->rank = rank;
     fake_nccl_knobs.inits++;
+    tell(rank, world);
     pthread_mutex_unlock(&mutex);
     *out = c;
     return NCCL_IN_PROGRESS;

@@ -101,6 +101,7 @@ static void the_environment_gets_defaults_unless_the_operator_set_it(void **stat
     assert_string_equal(getenv("NCCL_P2P_LEVEL"), "SYS");
     assert_string_equal(getenv("NCCL_NVLS_ENABLE"), "0");
     assert_string_equal(getenv("NCCL_IB_DISABLE"), "1");
+    assert_string_equal(getenv("NCCL_RUNTIME_CONNECT"), "0");
     assert_string_equal(nccl_version(lib), "2.28.99");
 }
 
@@ -118,6 +119,66 @@ static void a_library_that_is_missing_or_another_is_named(void **state) {
     assert_non_null(strstr(err.text, "ncclGetVersion"));
     assert_null(none);
     setenv("OCTAVO_NCCL_LIBRARY", kept, 1);
+}
+
+static void *transport_body(void *arg) {
+    struct member *m = arg;
+    struct coll *c = open_rank(m->g, m->rank, &(struct nccl_device){0}, &m->g->rc[m->rank]);
+    if (!c) return NULL;
+    coll_barrier(c); /* the ranks share one log here, and all have told by now */
+    snprintf((char *)m->g->x[m->rank], 96, "%s", coll_nccl_transport(c));
+    coll_close(c);
+    return NULL;
+}
+
+static void the_way_that_messages_take_is_known(void **state) {
+    UNUSED(state);
+    static const char *const ways[] = {"P2P/IPC", "SHM/direct/direct"};
+    for (int off = 0; off < 2; off++) {
+        setenv("NCCL_P2P_DISABLE", off ? "1" : "0", 1);
+        assert_true(nccl_peers_disabled() == off);
+        struct group *g = group_new(3);
+        group_run(g, transport_body);
+        assert_string_equal((char *)g->x[0], ways[off]);
+        for (int r = 0; r < 3; r++) assert_int_equal(g->rc[r], OK);
+        group_free(g);
+    }
+    unsetenv("NCCL_P2P_DISABLE");
+    assert_false(nccl_peers_disabled());
+}
+
+static void without_peers_no_level_of_peers_is_set(void **state) {
+    UNUSED(state);
+    struct nccl *other = NULL;
+    struct err_text err = {0};
+    unsetenv("NCCL_P2P_LEVEL");
+    setenv("NCCL_P2P_DISABLE", "1", 1);
+    assert_int_equal(nccl_load(&other, &err), OK);
+    assert_null(getenv("NCCL_P2P_LEVEL"));
+    nccl_unload(other);
+    unsetenv("NCCL_P2P_DISABLE");
+}
+
+static void a_log_that_the_operator_asked_for_is_left_alone(void **state) {
+    UNUSED(state);
+    struct nccl *other = NULL;
+    struct err_text err = {0};
+    struct coll *c = NULL;
+    char kept[2][100];
+    snprintf(kept[0], 100, "%s", getenv("NCCL_DEBUG"));
+    snprintf(kept[1], 100, "%s", getenv("NCCL_DEBUG_FILE"));
+    setenv("NCCL_DEBUG", "VERSION", 1);
+    unsetenv("NCCL_DEBUG_FILE");
+    assert_int_equal(nccl_load(&other, &err), OK);
+    assert_string_equal(getenv("NCCL_DEBUG"), "VERSION");
+    assert_null(getenv("NCCL_DEBUG_FILE"));
+    const struct nccl_device device = {0};
+    assert_int_equal(coll_open_nccl(&c, other, &device, NULL, 0, 1, 5, &err), OK);
+    assert_string_equal(coll_nccl_transport(c), "see NCCL_DEBUG");
+    coll_close(c);
+    nccl_unload(other);
+    setenv("NCCL_DEBUG", kept[0], 1);
+    setenv("NCCL_DEBUG_FILE", kept[1], 1);
 }
 
 /* ---- operations -------------------------------------------------------------------------- */
@@ -237,8 +298,10 @@ static void a_new_generation_starts_after_an_abort(void **state) {
 
 static void drop_graphs(void *user) {
     UNUSED(user);
-    set_graphs(0);
+    set_graphs(-1);
 }
+
+static bool yes = true;
 
 /* ncclCommAbort waits for the graphs, and coll_abort must not wait with it. */
 static void an_abort_does_not_wait_for_graphs_and_close_drops_them_first(void **state) {
@@ -246,14 +309,74 @@ static void an_abort_does_not_wait_for_graphs_and_close_drops_them_first(void **
     struct coll *c = NULL;
     struct err_text err = {0};
     memset(knobs, 0, sizeof *knobs);
-    const struct nccl_device device = {.drop_graphs = drop_graphs};
+    float x[2] = {1, 2};
+    const struct nccl_device device = {.drop_graphs = drop_graphs, .capturing = &yes};
     assert_int_equal(coll_open_nccl(&c, lib, &device, NULL, 0, 1, 6, &err), OK);
-    set_graphs(3);
+    assert_int_equal(coll_all_reduce(c, x, 2), OK);
+    set_graphs(1);
     coll_abort(c); /* would hang here */
     assert_int_equal(coll_check(c), ERR_ABORTED);
     coll_close(c); /* or here */
     assert_int_equal(knobs->aborts, 1);
     assert_int_equal(knobs->graphs, 0);
+}
+
+/* Every rank has a graph with a sum; then one does not come to the next sum. */
+static void *stuck_with_graphs_body(void *arg) {
+    struct member *m = arg;
+    struct group *g = m->g;
+    int *rc = &g->rc[m->rank];
+    bool capturing = true;
+    const struct nccl_device device = {.drop_graphs = drop_graphs, .capturing = &capturing};
+    struct coll *c = open_rank(g, m->rank, &device, rc);
+    if (*rc < 0) return NULL;
+    *rc = coll_all_reduce(c, g->x[m->rank], 100);
+    capturing = false;
+    if (m->rank == g->missing) {
+        while (atomic_load(&g->waiting) < g->world - 1) sched_yield();
+        coll_abort(c);
+    } else {
+        atomic_fetch_add(&g->waiting, 1);
+        g->after[m->rank] = coll_all_reduce(c, g->x[m->rank], 100);
+    }
+    coll_close(c);
+    return NULL;
+}
+
+static void ranks_with_graphs_that_hang_are_freed_by_an_abort_and_begin_again(void **state) {
+    UNUSED(state);
+    for (int i = 0; i < 4; i++) {
+        struct group *g = group_new(4);
+        g->missing = i;
+        set_graphs(4);
+        group_run(g, stuck_with_graphs_body);
+        for (int r = 0; r < 4; r++) {
+            assert_int_equal(g->rc[r], OK);
+            assert_int_equal(g->after[r], r == i ? OK : ERR_ABORTED);
+        }
+        assert_int_equal(knobs->aborts, 4);
+        assert_int_equal(knobs->graphs, 0);
+        group_free(g);
+        g = group_new(4);
+        g->rounds = 3;
+        group_run(g, operations_body);
+        for (int r = 0; r < 4; r++) assert_int_equal(g->rc[r], OK);
+        group_free(g);
+    }
+}
+
+static void graphs_without_a_sum_of_nccls_are_kept(void **state) {
+    UNUSED(state);
+    struct coll *c = NULL;
+    struct err_text err = {0};
+    float x[2] = {1, 2};
+    memset(knobs, 0, sizeof *knobs);
+    bool capturing = false;
+    const struct nccl_device device = {.drop_graphs = drop_graphs, .capturing = &capturing};
+    assert_int_equal(coll_open_nccl(&c, lib, &device, NULL, 0, 1, 9, &err), OK);
+    assert_int_equal(coll_all_reduce(c, x, 2), OK);
+    coll_close(c);
+    assert_int_equal(knobs->graphs, 0); /* one less would be -1 */
 }
 
 static void a_capture_never_fails_half_way(void **state) {
@@ -357,11 +480,16 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_environment_gets_defaults_unless_the_operator_set_it),
         cmocka_unit_test(a_library_that_is_missing_or_another_is_named),
+        cmocka_unit_test(the_way_that_messages_take_is_known),
+        cmocka_unit_test(without_peers_no_level_of_peers_is_set),
+        cmocka_unit_test(a_log_that_the_operator_asked_for_is_left_alone),
         cmocka_unit_test(every_rank_gets_the_same_bits_and_about_the_sum),
         cmocka_unit_test(one_rank_needs_no_shared_memory),
         cmocka_unit_test(an_abort_by_one_rank_frees_all),
         cmocka_unit_test(a_new_generation_starts_after_an_abort),
         cmocka_unit_test(an_abort_does_not_wait_for_graphs_and_close_drops_them_first),
+        cmocka_unit_test(ranks_with_graphs_that_hang_are_freed_by_an_abort_and_begin_again),
+        cmocka_unit_test(graphs_without_a_sum_of_nccls_are_kept),
         cmocka_unit_test(a_capture_never_fails_half_way),
         cmocka_unit_test(an_error_of_the_library_aborts_the_generation),
         cmocka_unit_test(without_an_identity_every_rank_refuses),

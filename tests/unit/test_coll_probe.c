@@ -144,6 +144,17 @@ static void the_bounds_belong_to_the_smaller_way(void **state) {
     assert_int_equal(ipc_choose(&c, 4100), IPC_TWO_PUSH);
 }
 
+static void the_blocks_of_all_ranks_of_a_device_fit_on_it(void **state) {
+    UNUSED(state);
+    assert_int_equal(ipc_blocks(64, 1, 132), 64); /* a device of its own: as many as asked */
+    assert_int_equal(ipc_blocks(64, 2, 132), 33);
+    assert_int_equal(ipc_blocks(4, 2, 132), 4);
+    assert_int_equal(ipc_blocks(64, 16, 20), 1);
+    for (int ranks = 2; ranks <= 16; ranks++)
+        for (int sms = 2 * ranks; sms < 200; sms++)
+            assert_true(2 * ranks * ipc_blocks(64, ranks, sms) <= sms);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_size_gets_what_is_fastest_there),
@@ -152,6 +163,7 @@ int main(void) {
         cmocka_unit_test(when_one_rank_runs_out_of_time_all_keep_the_default),
         cmocka_unit_test(an_abort_ends_it_on_every_rank),
         cmocka_unit_test(the_bounds_belong_to_the_smaller_way),
+        cmocka_unit_test(the_blocks_of_all_ranks_of_a_device_fit_on_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
