@@ -95,10 +95,11 @@ enum engine_cause {
     CAUSE_FAILED,   /* it said FAILED */
     CAUSE_NONSENSE, /* what it said does not fit */
     CAUSE_CANARY,   /* the group gave no token, or a wrong one, before it was to be READY */
+    CAUSE_ASKED,    /* an operator wanted it: engine_restart */
     ENGINE_CAUSES
 };
 static inline const char *engine_cause_name(enum engine_cause c) {
-    static const char *const names[] = {"exit", "silent", "stuck", "failed", "nonsense", "canary"};
+    static const char *const names[] = {"exit", "silent", "stuck", "failed", "nonsense", "canary", "asked"};
     return c < ENGINE_CAUSES ? names[c] : "unknown";
 }
 

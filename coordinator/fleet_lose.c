@@ -103,7 +103,7 @@ void fleet_lose(struct fleet *f, struct worker *w, enum engine_cause cause, uint
     vsnprintf(w->last_error, sizeof w->last_error, fmt, ap);
     va_end(ap);
     uint64_t step = f->n_flight ? fleet_oldest_step(f) : f->recovery.step;
-    log_error("died",
+    log_event(cause == CAUSE_ASKED ? LOG_INFO : LOG_ERROR, "died",
               "rank=%d pid=%" PRId64 " cause=%s step=%" PRIu64 " while=%s incarnation=%u"
               " last_step=%" PRIu64 " why=\"%s\"",
               w->rank, w->child.pid, engine_cause_name(cause), step,
@@ -130,8 +130,7 @@ void fleet_fail(struct fleet *f, int rank, const char *cause, uint64_t now_us) {
 }
 
 void fleet_restart(struct fleet *f, int rank, uint64_t now_us) {
-    f->w[rank].asked = true;
-    fleet_lose(f, &f->w[rank], CAUSE_EXIT, now_us, "asked to restart");
+    fleet_lose(f, &f->w[rank], CAUSE_ASKED, now_us, "asked to restart");
 }
 
 /* ---- finding them ---------------------------------------------------------------------------- */
@@ -199,7 +198,7 @@ static int restarts_within(const struct fleet *f, uint64_t now_us) {
 
 /* None for the first in a while, then restart_delay_ms, twice that, … */
 static uint64_t delay_of(const struct fleet *f, struct worker *w) {
-    if (w->asked) return 0;
+    if (w->cause == CAUSE_ASKED) return 0;
     if (w->ready_us && w->lost_us - w->ready_us >= HEALTHY_US) w->streak = 0;
     uint64_t delay = w->streak ? (uint64_t)f->o.restart_delay_ms * 1000 : 0;
     for (int i = 1; i < w->streak && delay < DELAY_MAX_US; i++) delay *= 2;
@@ -212,7 +211,7 @@ static bool only_asked(const struct fleet *f) {
     int lost = 0, asked = 0;
     for (int r = 0; r < f->world; r++) {
         lost += f->w[r].lost;
-        asked += f->w[r].lost && f->w[r].asked;
+        asked += f->w[r].lost && f->w[r].cause == CAUSE_ASKED;
     }
     return lost > 0 && lost == asked;
 }

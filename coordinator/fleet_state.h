@@ -33,7 +33,6 @@ struct worker {
     struct child child;
     enum worker_state state;
     bool lost;     /* given up: killed, to be started again */
-    bool asked;    /* … because an operator wanted it */
     bool in_group; /* JOIN was sent, ABORTED has not come */
     bool caches;   /* its cache pages are what the scheduler thinks */
     bool hello, loaded, joined;

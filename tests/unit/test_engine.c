@@ -29,7 +29,8 @@ struct req {
     int32_t expected; /* the next token */
     uint64_t hash;
     char error[200];
-    int finish_at; /* engine_finish after so many tokens; 0: never */
+    int finish_at;     /* engine_finish after so many tokens; 0: never */
+    int restart_every; /* engine_restart of rank 1 after so many more tokens; 0: never */
     int cancel_at;
     struct world *in;
 };
@@ -103,6 +104,7 @@ static void sink(void *user, const struct engine_event *ev) {
         r->n_got++;
         r->hash = mix(r->hash, (uint64_t)ev->token->token);
         r->expected = (int32_t)(100 + r->hash % 800);
+        if (r->restart_every && r->n_got % r->restart_every == 0) engine_restart(r->in->e, 1);
         if (r->n_got == r->finish_at) engine_finish(r->in->e, r->id);
         if (r->n_got == r->cancel_at) {
             engine_cancel(r->in->e, r->id);
@@ -433,6 +435,21 @@ static void too_many_restarts_end_the_engine_with_code_1(void **state) {
     end(w);
 }
 
+static void a_rank_replaced_on_request_costs_no_token_and_counts_as_no_failure(void **state) {
+    UNUSED(state);
+    struct world *w = start(3, "");
+    go(w);
+    assert_int_equal(engine_restart(w->e, 1), ERR_STATE); /* still loading */
+    submit(w, 5, 30)->restart_every = 3; /* more often than deaths are borne */
+    submit(w, 70, 30);
+    turn(w);
+    expect_complete(w, 30);
+    assert_true(w->readies > w->o.restarts_max + 1);
+    assert_int_equal(w->restarts[0] + w->restarts[2], 0);
+    assert_int_equal(w->fatal_code, -1);
+    end(w);
+}
+
 static void cancel_and_finish_from_a_sink_are_the_last_word(void **state) {
     UNUSED(state);
     struct world *w = start(2, "");
@@ -507,6 +524,7 @@ int main(void) {
         cmocka_unit_test(when_nobody_has_the_caches_all_is_computed_again),
         cmocka_unit_test(a_wrong_set_up_is_not_tried_again),
         cmocka_unit_test(too_many_restarts_end_the_engine_with_code_1),
+        cmocka_unit_test(a_rank_replaced_on_request_costs_no_token_and_counts_as_no_failure),
         cmocka_unit_test(cancel_and_finish_from_a_sink_are_the_last_word),
         cmocka_unit_test(asked_to_stop_it_finishes_what_it_has),
         cmocka_unit_test(asked_to_stop_now_it_cancels_and_leaves_nobody),
