@@ -62,7 +62,7 @@ struct kctx {
     unsigned n_seen;
     void *work;     /* activations in half precision for the tensor-core product */
     size_t work_bytes;
-    bool x_wide;    /* converted x stands there as gemm_wide.cu wants it */
+    enum x_form x_form; /* of the converted x at its start */
     void *outgrown[OUTGROWN_MAX]; /* workspaces that were too small */
     int n_outgrown;
     struct { /* what stands as bytes at the start of work: see cuda_image_remember */

@@ -53,7 +53,7 @@ static void *converted(struct kctx *c, const struct pair_product *h, const struc
                        bool wide) {
     int cols = (int)h->w->cols, rows = h->rows_of_step * (h->x_div == 1 ? h->n_used : 1);
     cuda_image_forget(c);
-    c->x_wide = wide;
+    c->x_form = wide ? X_WIDE : X_NARROW;
     void *xh = cuda_work(c, wide ? cuda_wide_x_bytes(p->list_max, 1, cols)
                                  : gemm_xh_bytes(rows, cols));
     if (h->x_same) return xh;

@@ -368,9 +368,10 @@ void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same
     int64_t x_rows = (int64_t)j->n_rows * j->heads;
     CU_REQUIRE(n_jobs <= GEMM_JOBS);
     cuda_image_forget(c);
-    bool wide = cuda_wide_takes(c, j->type), same = x_same && c->x_wide == wide;
-    c->x_wide = wide;
-    if (wide) {
+    enum x_form form = cuda_wide_takes(c, j->type) ? X_WIDE : X_NARROW;
+    bool same = x_same && c->x_form == form;
+    c->x_form = form;
+    if (form == X_WIDE) {
         cuda_wide_gemm(c, j, n_jobs, same);
         return;
     }

@@ -21,6 +21,9 @@ struct gemm_job {
 #define GEMM_JOBS 4
 void cuda_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x_same);
 
+/* y of an unquantised W, to 22 bits (gemm_dense.cu). */
+void cuda_gemm_dense(struct kctx *c, const struct gemm_job *j);
+
 /* Rows of x grouped by the matrix that multiplies them, as route.cu leaves them on the device:
  * seg[0] = number of segments; then {matrix, first, count} each, in ascending order of first,
  * which is a multiple of 8; count <= GEMM_COLS. list: row numbers, -1 between segments. Row

@@ -6,8 +6,8 @@
  *
  * At most FEW_ROWS rows of x: one launch for all jobs, gemv.cuh's kernel, in which a block takes a few
  * tiles of one job and eight rows of x; unquantised jobs (the router) run beside the others, a block
- * to a weight row in float32. More rows: the tensor-core product of gemm.cu, one launch per job;
- * unquantised matrices are multiplied in float32.
+ * to a weight row in float32. More rows: the tensor-core products of gemm.cu and, for unquantised
+ * matrices, of gemm_dense.cu.
  */
 #include <algorithm>
 
@@ -243,106 +243,6 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
     }
 }
 
-/* ---- more rows, unquantised --------------------------------------------------------------- */
-
-#define MANY      64 /* weight rows and rows of x of a block */
-#define MANY_STEP 32 /* columns at a time */
-#define MANY_ROW  40 /* halves of a row in shared memory: no two rows share banks */
-#define W_SCALE   64.f
-
-/* Four numbers as half precision and what that lost. */
-static __device__ __forceinline__ void split4(float4 v, float scale, __half *hi, __half *lo) {
-    float f[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
-    uint32_t h[2], l[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float a = fminf(fmaxf(f[2 * i], -65504.f), 65504.f);
-        float b = fminf(fmaxf(f[2 * i + 1], -65504.f), 65504.f);
-        h[i] = pack_half2(a, b);
-        __half2 p = *reinterpret_cast<__half2 *>(&h[i]);
-        l[i] = pack_half2(a - __low2float(p), b - __high2float(p));
-    }
-    *(uint2 *)hi = make_uint2(h[0], h[1]);
-    *(uint2 *)lo = make_uint2(l[0], l[1]);
-}
-
-/* 64 weight rows by 64 rows of x. Both are split into two half-precision numbers, and three of the
- * four products taken: 22 bits. A warp has sixteen weight rows. */
-static __global__ void __launch_bounds__(128)
-    dense_many_kernel(const __grid_constant__ struct gv_job j, int n_rows) {
-    __shared__ __align__(16) __half ws[2][MANY * MANY_ROW], xs[2][MANY * MANY_ROW];
-    gdc_trigger();
-    gdc_wait();
-    int head = blockIdx.z, r0 = blockIdx.x * MANY, t0 = blockIdx.y * MANY;
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, line = threadIdx.x / 8;
-    int part = threadIdx.x % 8 * 4; /* a thread loads lines line, line + 16, ... */
-    const uint8_t *w = j.w + head * j.w_head;
-    const float *x = j.x + head * j.x_head;
-    float4 wv[4], xv[4];
-    float acc[8][4] = {};
-    auto fetch = [&](int k0) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int row = r0 + line + 16 * i, t = t0 + line + 16 * i, left = j.cols - k0 - part;
-            wv[i] = xv[i] = make_float4(0, 0, 0, 0);
-            if (row < j.rows && left > 0)
-                wv[i] = dense_load(j.type, w + (int64_t)row * j.cols * dense_bytes(j.type),
-                                   k0 + part, left);
-            if (t < n_rows && left > 0)
-                xv[i] = dense_load(KT_F32, (const uint8_t *)(x + t * j.x_row), k0 + part, left);
-        }
-    };
-    fetch(0);
-    uint32_t a_row[2], b_row[2];
-    for (int i = 0; i < 2; i++) {
-        a_row[i] = smem_addr(ws[i]) + ((warp * 16 + lane % 16) * MANY_ROW + lane / 16 * 8) * 2;
-        b_row[i] = smem_addr(xs[i]) + (lane % 8 * MANY_ROW + lane / 8 * 8) * 2;
-    }
-    for (int k0 = 0; k0 < j.cols; k0 += MANY_STEP) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int at = (line + 16 * i) * MANY_ROW + part;
-            split4(wv[i], W_SCALE, ws[0] + at, ws[1] + at);
-            split4(xv[i], X_SCALE, xs[0] + at, xs[1] + at);
-        }
-        __syncthreads();
-        if (k0 + MANY_STEP < j.cols) fetch(k0 + MANY_STEP);
-        uint32_t a[2][2][4]; /* hi or lo, sixteen columns */
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) ldsm4(a[i][k], a_row[i] + k * 32);
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            uint32_t b[2][4];
-            ldsm4(b[0], b_row[0] + n * 8 * MANY_ROW * 2);
-            ldsm4(b[1], b_row[1] + n * 8 * MANY_ROW * 2);
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const uint32_t(&h)[4] = a[0][k], (&l)[4] = a[1][k];
-                mma16816(acc[n], h[0], h[1], h[2], h[3], b[0][2 * k], b[0][2 * k + 1]);
-                mma16816(acc[n], h[0], h[1], h[2], h[3], b[1][2 * k], b[1][2 * k + 1]);
-                mma16816(acc[n], l[0], l[1], l[2], l[3], b[0][2 * k], b[0][2 * k + 1]);
-            }
-        }
-        __syncthreads();
-    }
-    int g = lane >> 2, q = lane & 3;
-    for (int n = 0; n < 8; n++)
-        for (int k = 0; k < 4; k++) {
-            int row = r0 + warp * 16 + g + k / 2 * 8, t = t0 + 8 * n + 2 * q + k % 2;
-            if (row < j.rows && t < n_rows)
-                j.y[head * j.y_head + t * j.y_row + row] = acc[n][k] * (X_UNSCALE / W_SCALE);
-        }
-}
-
-static void dense_product(struct kctx *c, const struct gv_job *j, int heads, int n_rows) {
-    launch(c, dense_many_kernel,
-           dim3((unsigned)ceil_div(j->rows, MANY), (unsigned)ceil_div(n_rows, MANY),
-                (unsigned)heads),
-           128, 0, *j, n_rows);
-}
-
 /* ---- dispatch ----------------------------------------------------------------------------- */
 
 /* Warps that share a tile: as many as there is work for while the grid stays near one wave. */
@@ -406,6 +306,15 @@ static void gv_launch(struct kctx *c, struct gv_args *a, const int *heads) {
     launch(c, gv_kernel, (unsigned)(blocks * a->x_groups), GV_THREADS, (size_t)p.smem, *a);
 }
 
+static struct gemm_job many_job(const struct gv_job *j, int heads, int n_rows) {
+    struct gemm_job g = {};
+    g.w = j->w, g.x = j->x, g.y = j->y;
+    g.w_head = j->w_head, g.x_head = j->x_head, g.y_head = j->y_head;
+    g.x_row = j->x_row, g.y_row = j->y_row;
+    g.type = j->type, g.rows = j->rows, g.cols = j->cols, g.heads = heads, g.n_rows = n_rows;
+    return g;
+}
+
 static void products(struct kctx *c, struct gv_args *a, const int *heads) {
     if (a->n_jobs == 0 || a->n_rows == 0) return;
     if (a->n_rows <= FEW_ROWS) {
@@ -417,7 +326,8 @@ static void products(struct kctx *c, struct gv_args *a, const int *heads) {
     for (int i = 0; i < a->n_jobs; i++) {
         const struct gv_job *j = &a->job[i];
         if (type_is_dense(j->type)) {
-            dense_product(c, j, heads[i], a->n_rows);
+            struct gemm_job d = many_job(j, heads[i], a->n_rows);
+            cuda_gemm_dense(c, &d);
             continue;
         }
         bool same = before && before->x == j->x && before->x_row == j->x_row &&
@@ -428,13 +338,7 @@ static void products(struct kctx *c, struct gv_args *a, const int *heads) {
             if (o->type != j->type || o->x != j->x || o->x_row != j->x_row || o->cols != j->cols ||
                 (k > i && heads[k] != 1) || (k > i && heads[i] != 1))
                 break;
-            struct gemm_job *g = &run[n++];
-            *g = {};
-            g->w = o->w, g->x = o->x, g->y = o->y;
-            g->w_head = o->w_head, g->x_head = o->x_head, g->y_head = o->y_head;
-            g->x_row = o->x_row, g->y_row = o->y_row;
-            g->type = o->type, g->rows = o->rows, g->cols = o->cols, g->heads = heads[k];
-            g->n_rows = a->n_rows;
+            run[n++] = many_job(o, heads[k], a->n_rows);
         }
         cuda_gemm(c, run, n, same);
         before = j;
