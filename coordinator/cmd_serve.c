@@ -187,6 +187,7 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .context = set->ctx,
                                .cache_tokens = set->cache_tokens,
                                .prefix_cache = !strcmp(set->prefix_cache, "on"),
+                               .gap_ms = (int)set->max_gap,
                                .queue_requests = (int)set->queue_requests,
                                .queue_tokens = set->queue_tokens,
                                .depth = (int)set->pipeline,

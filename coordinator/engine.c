@@ -247,6 +247,7 @@ static int start_parts(struct engine *e, struct err_text *err) {
     struct sched_options so = {.max_seqs = o->max_seqs,
                                      .max_step_rows = o->max_step_rows,
                                      .depth = o->depth,
+                                     .gap_us = (uint64_t)o->gap_ms * 1000,
                                      .queue_requests = o->queue_requests,
                                      .queue_tokens = o->queue_tokens,
                                      .context = o->context,

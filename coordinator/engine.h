@@ -161,6 +161,7 @@ struct engine_options {
     int64_t context;             /* tokens per sequence */
     int64_t cache_tokens;        /* 0: planned from free memory */
     bool prefix_cache;           /* what was computed before is found again */
+    int gap_ms;                  /* that prompts may keep a stream waiting; 0: no bound */
     int queue_requests;          /* beyond those that have slots; 0: LIMIT_QUEUE_REQUESTS */
     int64_t queue_tokens;        /* of those who wait; 0: LIMIT_QUEUE_TOKENS */
     const int32_t *eog;          /* the model's end tokens; copied */

@@ -5,15 +5,17 @@
  * Fails how: ERR_FULL, ERR_LIMIT, ERR_NOMEM on submit; ERR_STATE, ERR_FORMAT on commit.
  * Limits: LIMIT_QUEUE_*, LIMIT_SLOTS, LIMIT_STEP_*.  Tested by: tests/unit/test_sched.c
  *
- * How a step is filled. There is no prefill phase and no decode phase, only a budget of rows
- * (tokens fed) that each step may spend, because a row costs a reader of the stream about the same
- * whoever it belongs to. First every sequence that has one token to feed gets its row: those rows
- * are cheap, somebody is watching each of them, and there are never more of them than max_seqs,
- * which the budget always holds. What is left goes to prompts, oldest first, in chunks as large as
- * the budget allows: so a long prompt delays the streams beside it by one step of bounded size at a
- * time, and a step is never empty while anybody has work. New sequences take a slot only when the
- * pages of their whole prompt are there: a prompt half prefilled and then preempted is work done
- * twice.
+ * How a step is filled, and what is fair. There is no prefill phase and no decode phase, only a
+ * budget of rows (tokens fed) that each step may spend. First every sequence that has one token to
+ * feed gets its row: those rows are cheap, somebody is watching each of them, and there are never
+ * more of them than max_seqs, which the budget always holds. What is left goes to prompts, as much as
+ * the bound on the gap between two tokens of those streams allows (sched_gap.c): a long prompt delays
+ * the streams beside it by one step of bounded time at a time. Of it the first in order (most urgent,
+ * then oldest) is owed a half, so every prompt ends, because each is the first one day; the other half
+ * goes to the shortest, so that a short question does not wait for a book; what they leave is the
+ * first's as well. A step is never empty while anybody has work. New sequences take
+ * a slot only when the pages of their whole prompt are there: a prompt half prefilled and then
+ * preempted is work done twice.
  *
  * Positions. tokens[0..n_tokens) are known. n_fed positions have been put into some step; n_pending
  * of the steps in flight will each answer one more token. So the sequence will soon be n_tokens +
@@ -238,6 +240,60 @@ static bool is_urgent(const struct sched *s, int32_t at) {
     return at != NONE && s->seqs[at].priority == ENGINE_PRIORITY_FIRST;
 }
 
+/* A chunk of q's prompt, as large as the budget and the bound on the gap allow: its rows. */
+static int32_t feed_chunk(struct sched *s, struct seq *q, int32_t budget, struct msg_step *step,
+                          struct flight *f) {
+    int32_t n = MIN(to_feed(q), budget), pos = q->n_fed;
+    if (n > 0) n = sched_gap_rows(s, f, pos, n);
+    if (n <= 0) return 0;
+    entry_add(s, q, n, step, f);
+    sched_gap_add(f, pos, n, 1);
+    return n;
+}
+
+/* Has it a prompt to feed, of which this step holds nothing yet? (A row without a page sits out.) */
+static bool is_prompt(const struct seq *q, uint64_t step) {
+    return to_feed(q) > 0 && q->last_step != step && sched_pages_for(q->n_fed + 1) <= q->n_pages;
+}
+
+/* Those who have a prompt to feed, the shortest first, but for the first in order. */
+static int prompts_by_length(const struct sched *s, const struct seq *first, uint64_t step,
+                             struct seq *out[LIMIT_SLOTS]) {
+    int n = 0;
+    for (int i = 0; i < s->n_running; i++) {
+        struct seq *q = &s->seqs[s->running[i]];
+        if (q == first || !is_prompt(q, step)) continue;
+        int at = n++;
+        for (; at > 0 && to_feed(out[at - 1]) > to_feed(q); at--) out[at] = out[at - 1];
+        out[at] = q;
+    }
+    return n;
+}
+
+static void feed_prompts(struct sched *s, int32_t budget, struct sched_plan *plan,
+                         struct flight *f) {
+    struct msg_step *step = &plan->msg.step;
+    struct seq *first = NULL, *others[LIMIT_SLOTS], *q;
+    int passed = 0;
+    int32_t at = s->wait_head;
+    while (budget > 0 && is_urgent(s, at)) { /* does not wait for the end of somebody's prompt */
+        if (!(q = admit_next(s, &at, &passed, plan))) break;
+        budget -= feed_chunk(s, q, budget, step, f);
+    }
+    if (at == NONE) at = s->wait_head, passed = 0;
+    while (budget > 0 && admit_next(s, &at, &passed, plan)) continue;
+    for (int i = 0; !first && i < s->n_running; i++)
+        if (is_prompt(&s->seqs[s->running[i]], step->id)) first = &s->seqs[s->running[i]];
+    int32_t room = first ? sched_gap_rows(s, f, first->n_fed, budget) : budget;
+    int32_t owed = first ? MIN(to_feed(first), room - room / 2) : 0, left = room - owed;
+    if (first) sched_gap_add(f, first->n_fed, owed, 1); /* kept for it */
+    int n = prompts_by_length(s, first, step->id, others);
+    for (int i = 0; i < n && left > 0; i++) left -= feed_chunk(s, others[i], left, step, f);
+    if (!first) return;
+    sched_gap_add(f, first->n_fed, owed, -1);
+    feed_chunk(s, first, left + owed, step, f);
+}
+
 /* token path 4/9: the token is put into the next step, beside everybody else's. */
 int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
     if (s->n_flight >= s->o.depth || s->pages.n == 0) return 0;
@@ -246,45 +302,23 @@ int sched_plan(struct sched *s, uint64_t now_us, struct sched_plan *plan) {
     struct flight *f = &s->flight[(s->flight_head + s->n_flight) % SCHED_DEPTH_MAX];
     f->id = step->id = s->last_id + 1;
     f->planned_us = now_us;
-    f->n_rows = 0;
+    f->n_rows = f->n_decode = f->prompt_rows = 0;
+    f->prompt_work = 0;
     for (int i = 0; i < LIMIT_SLOTS; i++) f->by_slot[i] = NONE;
     plan->n_admits = plan->n_said = step->n_entries = step->n_tokens = step->n_pages = 0;
     plan->told = -1;
     step->generation = 0;
 
-    int n_decode = 0; /* running[] may shrink at its end under this loop, never before i */
+    /* running[] may shrink at its end under this loop, never before i */
     for (int i = 0; i < s->n_running; i++) {
         struct seq *q = &s->seqs[s->running[i]];
         if (to_feed(q) != 1 || !page_for_row(s, q)) continue;
         entry_add(s, q, 1, step, f);
-        n_decode++;
+        f->n_decode++;
     }
-    int budget = s->o.max_step_rows - n_decode;
-    int passed = 0;
-    int32_t at = s->wait_head;
-    while (budget > 0 && is_urgent(s, at)) { /* does not wait for the end of somebody's prompt */
-        struct seq *q = admit_next(s, &at, &passed, plan);
-        if (!q) break;
-        int32_t n = MIN(to_feed(q), budget);
-        entry_add(s, q, n, step, f);
-        budget -= n;
-    }
-    for (int i = 0; i < s->n_running && budget > 0; i++) {
-        struct seq *q = &s->seqs[s->running[i]];
-        int32_t n = to_feed(q);
-        if (n <= 1) continue; /* fed above, or sitting out */
-        n = MIN(n, budget);
-        entry_add(s, q, n, step, f);
-        budget -= n;
-    }
-    passed = 0;
-    at = s->wait_head;
-    for (struct seq *q; budget > 0 && (q = admit_next(s, &at, &passed, plan));) {
-        int32_t n = MIN(to_feed(q), budget);
-        entry_add(s, q, n, step, f);
-        budget -= n;
-    }
+    feed_prompts(s, s->o.max_step_rows - f->n_decode, plan, f);
     f->n = step->n_entries;
+    assert(step->n_entries > 0 || plan->n_admits == 0);
     if (step->n_entries == 0) return 0;
     s->last_id++;
     s->n_flight++;
@@ -386,6 +420,7 @@ static void measure(struct sched *s, const struct flight *f, uint64_t now_us) {
     double keep = RATE_MEMORY_US / (RATE_MEMORY_US + us);
     s->busy_us = keep * s->busy_us + us;
     s->busy_rows = keep * s->busy_rows + f->n_rows;
+    if (us > 0) sched_gap_measure(s, f, us);
     s->last_commit_us = now_us;
 }
 

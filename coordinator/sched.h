@@ -11,7 +11,7 @@
  * Fails how: codes of proto/base.h; a request that was accepted ends exactly once (a cancelled one
  * silently), whatever the device does.
  * Limits: LIMIT_QUEUE_*, LIMIT_STEP_*, LIMIT_SLOTS.
- * Files: sched.c, sched_queue.c, sched_prefix.c, sched_restore.c.
+ * Files: sched.c, sched_queue.c, sched_gap.c, sched_prefix.c, sched_restore.c, sched_look.c.
  * Tested by: tests/unit/test_sched*.c (rules, and a simulation with a model of the workers)
  */
 #ifndef OCTAVO_COORDINATOR_SCHED_H
@@ -35,6 +35,7 @@ struct sched_options {
     int64_t context;     /* tokens of one sequence, prompt and output */
     const int32_t *eog;  /* the model's end tokens; copied */
     int n_eog;
+    uint64_t gap_us;     /* that prompts may keep a stream waiting between two tokens; 0: no bound */
     bool prefix_cache;   /* share the pages of what was computed before */
     struct digest secret;/* random: the names of pages cannot be guessed */
 };

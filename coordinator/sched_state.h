@@ -62,6 +62,8 @@ struct flight_entry {
 struct flight { /* a step in flight */
     uint64_t id, planned_us;
     int n_rows, n;
+    int n_decode, prompt_rows; /* of these rows; the others are prompts' */
+    double prompt_work;        /* see sched_gap.c */
     struct flight_entry e[LIMIT_STEP_ENTRIES];
     int16_t by_slot[LIMIT_SLOTS]; /* index into e, or NONE */
 };
@@ -95,6 +97,7 @@ struct sched {
     uint64_t last_commit_us;
     double busy_rows, busy_us; /* fed, and the time that took, the past fading */
     double output_mean;        /* tokens of an answer, smoothed */
+    double step_us, us_per_work; /* of a step without prompts; what they add; 0: not measured */
     struct sched_counts count; /* the running totals only */
 };
 
@@ -139,6 +142,13 @@ int32_t sched_prefix_match(const struct sched *s, struct seq *q, int32_t *n_kept
 bool sched_prefix_coming(const struct sched *s, const struct seq *q, int32_t n_matched);
 /* Positions below n_answered of q are in the caches of all ranks. */
 void sched_prefix_answered(struct sched *s, struct seq *q, int32_t n_answered);
+
+/* sched_gap.c */
+void sched_gap_measure(struct sched *s, const struct flight *f, double us);
+/* Of `want` rows from pos on, how many step f may take in besides what it holds. */
+int32_t sched_gap_rows(const struct sched *s, const struct flight *f, int32_t pos, int32_t want);
+/* sign 1: it holds them now; -1: no more. */
+void sched_gap_add(struct flight *f, int32_t pos, int32_t rows, int sign);
 
 /* sched_restore.c */
 /* One entry of m: the positions pos…end of q, or as many as fit, and their pages; how many. */

@@ -23,7 +23,7 @@ struct settings {
     const char *devices, *collective, *shard_cache;
     const char *link_check; /* "auto", "on", "off" */
     const char *prefix_cache; /* "on", "off" */
-    int64_t queue_requests, queue_tokens, request_timeout, key_concurrency, key_rate;
+    int64_t queue_requests, queue_tokens, request_timeout, key_concurrency, key_rate, max_gap;
     int n_devices;
     struct gpus gpus;
     char model_path[SETTINGS_PATH_BYTES]; /* the demonstration model, if none was named */

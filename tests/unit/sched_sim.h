@@ -470,7 +470,7 @@ static void sim_answer(struct sim *m) {
     sim_deliver(m);
 }
 
-static void sim_lose_device(struct sim *m) {
+static inline void sim_lose_device(struct sim *m) {
     static struct msg_tokens late;
     bool any = m->n_queue > 0;
     if (any) late = (struct msg_tokens){.step_id = m->queue[0].plan.msg.step.id};
@@ -485,7 +485,7 @@ static void sim_lose_device(struct sim *m) {
 /* One rank dies. What was in flight runs on a survivor never, in part or in full, and nobody will
  * hear of it. Afterwards the device is that survivor, or the newborn that got only what COPY named
  * and RESTORE told. */
-static void sim_lose_rank(struct sim *m) {
+static inline void sim_lose_rank(struct sim *m) {
     static struct msg_tokens late;
     static int32_t before[PAGES_MAX][ROWS_MAX];
     static struct msg msg;

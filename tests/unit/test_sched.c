@@ -12,13 +12,12 @@ static void decode_rows_come_first_and_prompts_share_the_rest_of_the_budget(void
     sim_answer(m);
     sim_submit(m, 250, 50, 0, -1, true, NULL);
     sim_submit(m, 30, 50, 0, -1, true, NULL);
-    const int32_t counts[4][3] = {{1, 99, 0}, {1, 99, 0}, {1, 52, 30}, {1, 1, 1}};
+    const int32_t counts[4][3] = {{1, 30, 69}, {1, 1, 98}, {1, 1, 83}, {1, 1, 1}};
     for (int i = 0; i < 4; i++) {
         assert_true(sim_plan(m));
         const struct msg_step *step = &m->queue[0].plan.msg.step;
         for (int k = 0; k < step->n_entries; k++)
             assert_int_equal(step->entries[k].count, counts[i][k]);
-        assert_int_equal(step->entries[1].samples, i >= 2);
         sim_answer(m);
     }
     sim_drain(m);

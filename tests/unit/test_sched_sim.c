@@ -12,6 +12,7 @@ static void simulate(uint64_t seed) {
     int context = 200 + below(shape, 600);
     struct sim *m = sim_new(seed, max_seqs, rows, depth, pages, MAX(context, 410));
     m->meddle = true;
+    m->s->o.gap_us = below(m, 2) ? 0 : 1 + (uint64_t)below(m, 3000);
     int arrivals = 1 + below(m, 4);
     for (int turn = 0; turn < 1500; turn++) {
         m->now_us += (uint64_t)below(m, 1000);
