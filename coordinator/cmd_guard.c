@@ -10,14 +10,17 @@
  * Tested by: tests/faults/test_guard.py
  *
  * It is the gate that `octavo serve` passes at its own start, for those who must know before: a
- * script that has stopped one server and has not yet started the next. Without a GPU driver there is
- * nothing to wait for, and the answer is yes.
+ * script that has stopped one server and has not yet started the next. Outside of containers it also
+ * waits for memory that the driver still books to a process that has ended; inside one that may be
+ * anybody's. Without a GPU driver there is nothing to wait for, and the answer is yes.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "coordinator/child.h"
 #include "coordinator/cmd.h"
 #include "coordinator/gpus.h"
 #include "coordinator/proc.h"
@@ -26,6 +29,7 @@
 #include "proto/opt.h"
 
 #define LOOK_MS 100
+#define INITIAL_PID_NAMESPACE "pid:[4026531836]" /* the kernel's own number, the same everywhere */
 
 struct guard {
     bool alone;
@@ -106,6 +110,43 @@ static int others(const struct guard *g, bool tell) {
     return n;
 }
 
+/* Here every process of the machine can be seen, so that one that cannot has ended. */
+static bool sees_all(void) {
+    char name[64];
+    ssize_t n = readlink("/proc/self/ns/pid", name, sizeof name - 1);
+    name[MAX(n, 0)] = 0;
+    return !strcmp(name, INITIAL_PID_NAMESPACE);
+}
+
+/* Memory that is booked to processes that have ended: the driver has not given it back. */
+static bool is_booked_to_dead(const struct guard *g, char *why, size_t n) {
+    for (int d = 0; d < DEVICE_MAX; d++) {
+        struct device_sample s;
+        if (!g->gate.on_device[d]) continue;
+        device_memory_look(&g->memory, d, now_us(), &s);
+        for (int i = 0; i < s.n_holders; i++) {
+            if (child_start_time(s.holders[i].pid)) continue;
+            snprintf(why, n, "device %d: memory is still booked to process %" PRId64
+                     ", which has ended: the driver holds it", d, s.holders[i].pid);
+            return true;
+        }
+    }
+    return false;
+}
+
+static int wait_dead(const struct guard *g, uint64_t due_us) {
+    char why[160];
+    if (!sees_all()) return EXIT_ASKED;
+    while (is_booked_to_dead(g, why, sizeof why)) {
+        if (now_us() >= due_us) {
+            printf("%s: %s\n", reclaim_verdict_name(RECLAIM_HELD_BY_NOBODY), why);
+            return EXIT_DEVICE;
+        }
+        wait_a_look();
+    }
+    return EXIT_ASKED;
+}
+
 static int wait_alone(const struct guard *g, uint64_t due_us) {
     int n;
     while ((n = others(g, false)) > 0 && now_us() < due_us) wait_a_look();
@@ -128,6 +169,7 @@ static int stand(struct guard *g, struct err_text *err) {
         printf("%s: %s\n", reclaim_verdict_name(v), reclaim_sentence(&g->gate));
         return EXIT_DEVICE;
     }
+    if (wait_dead(g, begun_us + bound_us)) return EXIT_DEVICE;
     if (g->alone && wait_alone(g, begun_us + bound_us)) return EXIT_DEVICE;
     if (device_memory_count(&g->memory)) printf("free: %s\n", reclaim_sentence(&g->gate));
     else printf("free: no device memory to wait for\n");

@@ -72,6 +72,15 @@ def test_a_stranger_is_named_and_kept_waiting_for_only_on_request(guard):
     assert guard(f"devices 1\ndevice 0 used 0 of {TOTAL}\n", "--alone")[0] == PASS
 
 
+@pytest.mark.skipif(os.readlink("/proc/self/ns/pid") != "pid:[4026531836]", reason="in a container a pid that cannot be seen may be anybody's")
+def test_memory_booked_to_a_process_that_has_ended_is_waited_for(guard):
+    booked = f"devices 1\ndevice 0 used {9000 * MB} of {TOTAL} pid 4194305 {9000 * MB}\n"
+    code, said, _ = guard(booked, "--reclaim-timeout", 1)
+    assert code == HELD and said.startswith("held_by_nobody: device 0: memory is still booked to process 4194305"), said
+    code, said, _ = guard(booked + f"at 0.5\ndevice 0 used 0 of {TOTAL}\n")
+    assert code == PASS, said
+
+
 @pytest.mark.smoke
 def test_a_worker_whose_coordinator_is_gone_is_killed_and_waited_for(guard):
     argv = ["octavo-worker", "-c", "import time; time.sleep(1000)", "--parent-pid", "4194304", "--parent-start", "5"]

@@ -233,6 +233,17 @@ def test_a_pid_that_belongs_to_another_by_now_is_left_alone(restarted):
         other.wait()
 
 
+def test_a_server_that_does_not_hear_is_killed_in_the_end(restarted):
+    server = restarted()
+    assert server.restart()[0] == 0
+    old = server.pid
+    os.kill(old, signal.SIGSTOP)
+    code, said = server.restart("--stop-timeout", 1)
+    assert code == 0 and "asking again" in said, said
+    assert server.pid != old and old not in server.processes()
+    server.stop()
+
+
 def test_a_dry_run_does_nothing(restarted):
     server = restarted()
     assert server.restart()[0] == 0

@@ -39,6 +39,16 @@ def test_killed_from_outside_nothing_of_it_is_left(contained):
     join_all([stream], 30)
 
 
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV], ids=lambda n: n.name)
+def test_a_crash_of_the_first_process_ends_it(contained, number):
+    """The kernel spares a first process that raises a signal against itself, as a crash report does in the end."""
+    server, first = contained(tp=2)
+    first.send_signal(number)
+    assert server.wait_end(10) != 0
+    assert "crash report ends" in server.log()
+    eventually(lambda: not server.processes(), 10, "no process of the server left", server)
+
+
 def test_asked_to_stop_the_first_process_drains_and_stops(contained):
     server, first = contained(tp=2)
     first.send_signal(signal.SIGTERM)
