@@ -2,12 +2,13 @@
  *
  * Owns: nothing.  Called by: http.c (routes).
  * Fails how: 400 or 404 for a rank that is none, 403 for a page in a browser, 503 with Retry-After
- * while the service is not ready.  Tested by: tests/unit/test_api_restart.c, tests/faults/test_restart.py
+ * while the service is not ready.  Tested by: tests/unit/test_api_restart.c,
+ * tests/faults/test_restart.py
  *
  * Why not a signal to the worker's pid: between looking the pid up and sending the signal the rank
  * may have been replaced, and a death that nobody announced counts towards giving up. Here the
- * coordinator replaces the rank when it is whole, by the way that every loss goes: streams pause and
- * go on. A keyless server answers every page of every origin, so this route refuses pages.
+ * coordinator replaces the rank when it is whole, by the way that every loss goes: streams pause
+ * and go on. A keyless server answers every page of every origin, so this route refuses pages.
  */
 #include "coordinator/api_job.h"
 
@@ -34,7 +35,8 @@ void api_restart(struct http_exchange *x, void *user) {
     if (http_header(x, "origin"))
         refuse(x, 403, "forbidden", "", "Ranks are not restarted for pages in a browser.");
     else if (rank < 0)
-        refuse(x, 400, "invalid_value", "", "Expected the number of a rank at the end of the path.");
+        refuse(x, 400, "invalid_value", "",
+               "Expected the number of a rank at the end of the path.");
     else if (st.n_workers > 0 && rank >= st.n_workers)
         refuse(x, 404, "not_found", "", "There is no such rank here.");
     else if (a->draining || engine_restart(a->engine, rank) < 0)

@@ -10,9 +10,9 @@
  * Tested by: tests/faults/test_guard.py
  *
  * It is the gate that `octavo serve` passes at its own start, for those who must know before: a
- * script that has stopped one server and has not yet started the next. Outside of containers it also
- * waits for memory that the driver still books to a process that has ended; inside one that may be
- * anybody's. Without a GPU driver there is nothing to wait for, and the answer is yes.
+ * script that has stopped one server and has not yet started the next. Outside of containers it
+ * also waits for memory that the driver still books to a process that has ended; inside one that
+ * may be anybody's. Without a GPU driver there is nothing to wait for, and the answer is yes.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,8 +28,9 @@
 #include "proto/log.h"
 #include "proto/opt.h"
 
-#define LOOK_MS 100
-#define INITIAL_PID_NAMESPACE "pid:[4026531836]" /* the kernel's own number, the same everywhere */
+#define LOOK_MS               100
+#define INITIAL_PID_NAMESPACE "pid:[4026531836]" /* the kernel's own number, the same everywhere   \
+                                                  */
 
 struct guard {
     bool alone;
@@ -46,16 +47,36 @@ static const char usage[] =
 
 static int read_options(struct guard *g, int argc, char **argv, struct err_text *err) {
     const struct opt rows[] = {
-        {.name = "reclaim-timeout", .value = "SECONDS", .kind = OPT_INT, .out = &g->timeout_s,
-         .min = 0, .max = 86400, .shown = "60", .help = "How long memory may take to return."},
-        {.name = "alone", .kind = OPT_FLAG, .out = &g->alone,
+        {.name = "reclaim-timeout",
+         .value = "SECONDS",
+         .kind = OPT_INT,
+         .out = &g->timeout_s,
+         .min = 0,
+         .max = 86400,
+         .shown = "60",
+         .help = "How long memory may take to return."},
+        {.name = "alone",
+         .kind = OPT_FLAG,
+         .out = &g->alone,
          .help = "Wait until nobody at all holds memory there."},
-        {.name = "device", .kind = OPT_CHOICE, .out = &g->device, .choices = "cpu|cuda",
-         .shown = "cuda if there is a GPU", .help = "As for serve; cpu has nothing to wait for."},
-        {.name = "devices", .value = "LIST", .kind = OPT_STRING, .out = &g->devices,
-         .shown = "all of them", .help = "As for serve: look at these GPUs, like 0,1."},
-        {.name = "device-memory", .value = "SOURCE", .kind = OPT_STRING, .out = &g->source,
-         .help = "none, nvml or script:PATH.", .hidden = true},
+        {.name = "device",
+         .kind = OPT_CHOICE,
+         .out = &g->device,
+         .choices = "cpu|cuda",
+         .shown = "cuda if there is a GPU",
+         .help = "As for serve; cpu has nothing to wait for."},
+        {.name = "devices",
+         .value = "LIST",
+         .kind = OPT_STRING,
+         .out = &g->devices,
+         .shown = "all of them",
+         .help = "As for serve: look at these GPUs, like 0,1."},
+        {.name = "device-memory",
+         .value = "SOURCE",
+         .kind = OPT_STRING,
+         .out = &g->source,
+         .help = "none, nvml or script:PATH.",
+         .hidden = true},
     };
     return opt_parse(rows, ARRAY_LEN(rows), argc, argv, 0, usage, err);
 }
@@ -126,8 +147,10 @@ static bool is_booked_to_dead(const struct guard *g, char *why, size_t n) {
         device_memory_look(&g->memory, d, now_us(), &s);
         for (int i = 0; i < s.n_holders; i++) {
             if (child_start_time(s.holders[i].pid)) continue;
-            snprintf(why, n, "device %d: memory is still booked to process %" PRId64
-                     ", which has ended: the driver holds it", d, s.holders[i].pid);
+            snprintf(why, n,
+                     "device %d: memory is still booked to process %" PRId64
+                     ", which has ended: the driver holds it",
+                     d, s.holders[i].pid);
             return true;
         }
     }
@@ -171,8 +194,10 @@ static int stand(struct guard *g, struct err_text *err) {
     }
     if (wait_dead(g, begun_us + bound_us)) return EXIT_DEVICE;
     if (g->alone && wait_alone(g, begun_us + bound_us)) return EXIT_DEVICE;
-    if (device_memory_count(&g->memory)) printf("free: %s\n", reclaim_sentence(&g->gate));
-    else printf("free: no device memory to wait for\n");
+    if (device_memory_count(&g->memory))
+        printf("free: %s\n", reclaim_sentence(&g->gate));
+    else
+        printf("free: no device memory to wait for\n");
     return EXIT_ASKED;
 }
 

@@ -1,5 +1,5 @@
-/* coordinator/cmd_restart.c: `octavo restart --rank N`: asks a running server to replace one rank, and
- * waits until it has.
+/* coordinator/cmd_restart.c: `octavo restart --rank N`: asks a running server to replace one rank,
+ * and waits until it has.
  *
  *   ask for it ──202──> the rank has another pid, is ready, and so is the service ──> 0
  *      │ 503: a rank is being replaced already; again in a moment
@@ -43,14 +43,32 @@ static const char usage[] =
 
 static int read_options(struct restarting *r, int argc, char **argv, struct err_text *err) {
     const struct opt rows[] = {
-        {.name = "rank", .value = "N", .kind = OPT_INT, .out = &r->rank, .min = 0,
-         .max = LIMIT_RANKS - 1, .help = "The rank to replace."},
-        {.name = "url", .value = "URL", .kind = OPT_STRING, .out = &r->url, .shown = URL_DEFAULT,
+        {.name = "rank",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &r->rank,
+         .min = 0,
+         .max = LIMIT_RANKS - 1,
+         .help = "The rank to replace."},
+        {.name = "url",
+         .value = "URL",
+         .kind = OPT_STRING,
+         .out = &r->url,
+         .shown = URL_DEFAULT,
          .help = "Where the coordinator listens."},
-        {.name = "api-key-file", .value = "FILE", .kind = OPT_STRING, .out = &r->key_file,
+        {.name = "api-key-file",
+         .value = "FILE",
+         .kind = OPT_STRING,
+         .out = &r->key_file,
          .help = "File whose first line is the key to show to the coordinator."},
-        {.name = "timeout", .value = "SECONDS", .kind = OPT_INT, .out = &r->timeout_s, .min = 1,
-         .max = 86400, .shown = "3600", .help = "How long replacing it may take."},
+        {.name = "timeout",
+         .value = "SECONDS",
+         .kind = OPT_INT,
+         .out = &r->timeout_s,
+         .min = 1,
+         .max = 86400,
+         .shown = "3600",
+         .help = "How long replacing it may take."},
     };
     TRY(opt_parse(rows, ARRAY_LEN(rows), argc, argv, 0, usage, err));
     if (r->rank < 0) return err_set(err, ERR_SETUP, "expected --rank N, found none");
@@ -60,8 +78,12 @@ static int read_options(struct restarting *r, int argc, char **argv, struct err_
 
 static int ask(const struct restarting *r, const char *method, const char *path,
                struct http_reply *out, struct err_text *err) {
-    struct http_ask a = {.method = method, .path = path, .host = r->host, .port = r->port,
-                         .key = r->key[0] ? r->key : NULL, .timeout_ms = ANSWER_MS};
+    struct http_ask a = {.method = method,
+                         .path = path,
+                         .host = r->host,
+                         .port = r->port,
+                         .key = r->key[0] ? r->key : NULL,
+                         .timeout_ms = ANSWER_MS};
     if (!strcmp(method, "POST")) a.body = "";
     return http_ask(&a, out, err);
 }
@@ -78,7 +100,8 @@ static int request(struct restarting *r, struct err_text *err) {
     int rc = ask(r, "POST", path, &reply, err), status = 0;
     if (rc == OK) {
         json_t *root = json_loadb(reply.body, reply.n, 0, NULL);
-        const char *why = json_string_value(json_object_get(json_object_get(root, "error"), "message"));
+        const char *why =
+            json_string_value(json_object_get(json_object_get(root, "error"), "message"));
         status = reply.status;
         r->old_pid = number(root, "pid");
         snprintf(r->why, sizeof r->why, "%d: %.300s", status, why ? why : "no reason given");
@@ -140,8 +163,8 @@ static int replace(struct restarting *r, struct err_text *err) {
     }
     while (!(is_replaced(r, err) && is_ready(r, err)))
         if (!wait_a_look(due_s)) {
-            printf("rank %" PRId64 ": not replaced within %" PRId64 " s: %s\n", r->rank, r->timeout_s,
-                   r->why);
+            printf("rank %" PRId64 ": not replaced within %" PRId64 " s: %s\n", r->rank,
+                   r->timeout_s, r->why);
             return NOT_REPLACED;
         }
     printf("rank %" PRId64 ": replaced, process %" PRId64 " by %" PRId64 ", in %.1f s\n", r->rank,

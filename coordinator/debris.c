@@ -2,13 +2,13 @@
  *
  * Owns, called by, fails how, limits, tested by: see debris.h.
  *
- * Our own shared memory and sockets have no names in a file system and end with their processes. Two
- * things do not: segments of NCCL, which a killed process leaves in /dev/shm until that is full and
- * no start succeeds any more, and a shard cache's file that was being written. NCCL's names do not
- * say whose they are. But a segment in use is mapped by its maker from the beginning to the end; so
- * one that nobody maps, or has open, serves nobody. Whoever shares the folder from another container
- * cannot be seen from here: what he has mapped stays his when the name goes, and a segment is
- * younger than `age_s` while its peers may still look for it by name.
+ * Our own shared memory and sockets have no names in a file system and end with their processes.
+ * Two things do not: segments of NCCL, which a killed process leaves in /dev/shm until that is full
+ * and no start succeeds any more, and a shard cache's file that was being written. NCCL's names do
+ * not say whose they are. But a segment in use is mapped by its maker from the beginning to the
+ * end; so one that nobody maps, or has open, serves nobody. Whoever shares the folder from another
+ * container cannot be seen from here: what he has mapped stays his when the name goes, and a
+ * segment is younger than `age_s` while its peers may still look for it by name.
  */
 #include "coordinator/debris.h"
 

@@ -8,12 +8,13 @@
  * more, and then we are silent too. A rank that is stuck, a drain, a wait for device memory are no
  * reason: all of them are bounded and end in an exit code, which a kill would hide.
  *
- * How long loading and draining take depends on the model and on the clients, so the manager's fixed
- * limits are moved ahead of us for as long as the loop turns; the bounds that count are our own
+ * How long loading and draining take depends on the model and on the clients, so the manager's
+ * fixed limits are moved ahead of us for as long as the loop turns; the bounds that count are our
+ * own
  * (--load-timeout, --drain-timeout), because they know what they wait for.
  *
- * Why not libsystemd: its sd_notify waits while the manager's queue of ten or so is full, and with it
- * would wait every client. What cannot be sent now is said again at the next look.
+ * Why not libsystemd: its sd_notify waits while the manager's queue of ten or so is full, and with
+ * it would wait every client. What cannot be sent now is said again at the next look.
  */
 #include "coordinator/notify.h"
 

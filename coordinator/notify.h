@@ -16,7 +16,7 @@
 #define NOTIFY_BYTES      600
 
 struct notify {
-    int fd; /* -1: nobody listens */
+    int fd;             /* -1: nobody listens */
     bool watchdog;      /* the manager counts: it kills us when it hears nothing */
     unsigned period_ms; /* how often notify_look should be called */
     bool ready, stopping;
@@ -27,8 +27,8 @@ struct notify {
 void notify_open(struct notify *n);
 void notify_close(struct notify *n);
 
-/* Tells what is to be told. ready: what /health/ready says. stopping: asked to stop, or failed. Call
- * it from the loop, every period_ms and when something changed. */
+/* Tells what is to be told. ready: what /health/ready says. stopping: asked to stop, or failed.
+ * Call it from the loop, every period_ms and when something changed. */
 void notify_look(struct notify *n, const struct engine_status *st, bool ready, bool stopping);
 
 /* What notify_look sends: lines of KEY=VALUE, or "" for nothing. */

@@ -8,8 +8,8 @@
 
 #include "proto/base.h"
 
-/* Orphans of others become our children: this is the first process of its pid namespace, or was made
- * a subreaper. */
+/* Orphans of others become our children: this is the first process of its pid namespace, or was
+ * made a subreaper. */
 bool reap_is_owed(void);
 
 /* Takes the exit of every child that has ended and is not among ours[n], whose exits libuv takes.

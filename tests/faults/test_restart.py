@@ -150,12 +150,27 @@ def test_one_rank_is_replaced_under_load_and_no_request_fails(launch):
     server.stop()
 
 
+@pytest.mark.smoke
 def test_restarts_that_were_asked_for_do_not_count_towards_giving_up(launch):
     server = launch("--restarts-max", 1, tp=2).wait_ready()
     for _ in range(4):
         code, said = run("--rank", 1, "--url", server.url, "--octavo", BUILD / "octavo")
         assert code == 0, said
     assert server.workers()[1]["restarts"] == 4
+    server.stop()
+
+
+def test_with_keys_a_rank_is_replaced_for_nobody_without_one(launch, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    server = launch("--api-key-file", keys, tp=2).wait_port()
+    eventually(lambda: server.status("/health/ready") == 200, 60, "ready", server)
+    to = ["--rank", 1, "--url", server.url, "--octavo", BUILD / "octavo"]
+    code, said = run(*to)
+    assert code == 1 and "401" in said, said
+    assert "died" not in server.log()
+    code, said = run(*to, "--api-key-file", keys)
+    assert code == 0 and "canary: yes" in said, said
     server.stop()
 
 
@@ -167,7 +182,6 @@ def test_a_rank_that_is_none_and_a_server_that_is_not_there(launch):
     assert code == 1 and "no answer" in said
 
 
-@pytest.mark.smoke
 def test_a_restart_under_load_loses_no_request(restarted):
     """Running streams end before the stop; clients that try again when refused get every answer."""
     server = restarted()

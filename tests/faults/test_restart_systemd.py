@@ -96,7 +96,7 @@ def test_a_rank_that_is_replaced_is_no_reason_to_be_silent(launch, manager):
 
 def test_a_drain_asks_for_more_time_until_the_answers_are_out(launch, manager):
     server = launch(tp=2, env=manager.env()).wait_ready()
-    stream = Stream(server, question(PHOTOSYNTHESIS, max_tokens=600, extra_body=dict(ignore_eos=True)))
+    stream = Stream(server, question(PHOTOSYNTHESIS, max_tokens=300, extra_body=dict(ignore_eos=True)))
     stream.start()
     eventually(lambda: stream.deltas >= 3, 60, "three pieces", server)
     server.signal()

@@ -112,6 +112,9 @@ def test_a_bundle_serves_the_demonstration_model_from_another_folder(tmp_path, l
     assert p.returncode == 0, p.stdout + p.stderr
     server = launch(tp=2, program=tmp_path / "bundle/octavo").wait_ready()
     server.check_healthy()
+    for script in ("probe", "restart"):  # they find the program beside them
+        p = run(tmp_path / "bundle/deploy" / script, *(["ready"] if script == "probe" else ["--rank", "1"]), "--url", server.url)
+        assert p.returncode == 0 and "yes" in p.stdout, p.stdout + p.stderr
     server.stop()
 
 

@@ -30,9 +30,9 @@ static void what_is_no_rank_is_refused(void **state) {
     static const struct {
         const char *path;
         int status;
-    } cases[] = {{"/v1/restart/2", 404},   {"/v1/restart/999", 404}, {"/v1/restart/-1", 400},
-                 {"/v1/restart/1x", 400},  {"/v1/restart/x", 400},   {"/v1/restart/1/2", 400},
-                 {"/v1/restart/0001", 400}, {"/v1/restart/", 404},   {"/v1/restart", 404}};
+    } cases[] = {{"/v1/restart/2", 404},    {"/v1/restart/999", 404}, {"/v1/restart/-1", 400},
+                 {"/v1/restart/1x", 400},   {"/v1/restart/x", 400},   {"/v1/restart/1/2", 400},
+                 {"/v1/restart/0001", 400}, {"/v1/restart/", 404},    {"/v1/restart", 404}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         int found = post(cases[i].path, "", NULL);
         if (found != cases[i].status)
@@ -44,8 +44,8 @@ static void what_is_no_rank_is_refused(void **state) {
 
 static void it_waits_for_a_service_that_is_whole(void **state) {
     UNUSED(state);
-    static const enum engine_state not_ready[] = {ENGINE_LOADING, ENGINE_RECOVERING, ENGINE_DRAINING,
-                                                  ENGINE_FAILED};
+    static const enum engine_state not_ready[] = {ENGINE_LOADING, ENGINE_RECOVERING,
+                                                  ENGINE_DRAINING, ENGINE_FAILED};
     for (size_t i = 0; i < ARRAY_LEN(not_ready); i++) {
         engine.state = not_ready[i];
         assert_int_equal(post("/v1/restart/0", "", NULL), 503);
@@ -91,7 +91,8 @@ int main(void) {
         API_TEST(what_is_no_rank_is_refused),
         API_TEST(it_waits_for_a_service_that_is_whole),
         API_TEST(a_page_in_a_browser_may_not),
-        cmocka_unit_test_setup_teardown(without_the_key_nobody_may, setup_with_key, teardown_with_key),
+        cmocka_unit_test_setup_teardown(without_the_key_nobody_may, setup_with_key,
+                                        teardown_with_key),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

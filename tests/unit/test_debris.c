@@ -1,4 +1,5 @@
-/* tests/unit/test_debris.c: what dead processes left is removed, what anybody may still want is not.
+/* tests/unit/test_debris.c: what dead processes left is removed, what anybody may still want is
+ * not.
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -79,8 +80,10 @@ static void a_segment_in_use_stays(void **state) {
         if (pid == 0) {
             int fd = open(path_of("nccl-used"), O_RDWR);
             void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-            if (mapped) close(fd);
-            else munmap(p, 4096);
+            if (mapped)
+                close(fd);
+            else
+                munmap(p, 4096);
             if (write(ready[1], "x", 1) == 1) pause();
             _exit(1);
         }
@@ -123,9 +126,11 @@ static void a_folder_that_is_not_there_is_no_trouble(void **state) {
 int main(void) {
     log_init("test", LOG_INFO, NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_segment_that_nobody_maps_is_removed, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(a_segment_that_nobody_maps_is_removed, make_folder,
+                                        remove_folder),
         cmocka_unit_test_setup_teardown(a_segment_in_use_stays, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(links_and_folders_are_left_alone, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(links_and_folders_are_left_alone, make_folder,
+                                        remove_folder),
         cmocka_unit_test_setup_teardown(a_half_written_shard_is_removed_and_a_whole_one_is_not,
                                         make_folder, remove_folder),
         cmocka_unit_test(a_folder_that_is_not_there_is_no_trouble),

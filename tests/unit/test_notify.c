@@ -20,7 +20,8 @@ static char out[NOTIFY_BYTES];
 static int fresh(void **state) {
     UNUSED(state);
     n = (struct notify){.watchdog = true};
-    st = (struct engine_status){.state = ENGINE_LOADING, .why = "loading the model", .n_workers = 2};
+    st =
+        (struct engine_status){.state = ENGINE_LOADING, .why = "loading the model", .n_workers = 2};
     return 0;
 }
 
@@ -145,7 +146,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(ready_is_told_once_and_not_before_it_is_true, fresh),
         cmocka_unit_test_setup(loading_and_stopping_ask_for_more_time_and_serving_does_not, fresh),
-        cmocka_unit_test_setup(a_server_that_is_asked_to_stop_while_loading_never_says_ready, fresh),
+        cmocka_unit_test_setup(a_server_that_is_asked_to_stop_while_loading_never_says_ready,
+                               fresh),
         cmocka_unit_test_setup(the_sign_of_life_ends_when_nobody_decides_about_a_step, fresh),
         cmocka_unit_test_setup(the_line_says_what_goes_on_and_is_sent_when_it_changes, fresh),
         cmocka_unit_test_setup(a_full_queue_is_not_waited_for, fresh),
