@@ -29,8 +29,7 @@
 #include "proto/opt.h"
 
 #define LOOK_MS               100
-#define INITIAL_PID_NAMESPACE "pid:[4026531836]" /* the kernel's own number, the same everywhere   \
-                                                  */
+#define INITIAL_PID_NAMESPACE "pid:[4026531836]" /* the kernel's number of it */
 
 struct guard {
     bool alone;

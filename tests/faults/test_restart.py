@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -230,6 +231,27 @@ def test_two_at_once_are_one_after_the_other(restarted):
     assert sorted("not running" in text for _, text in said) == [False, True], said
     serving = [p for p in server.processes() if Path(f"/proc/{p}/comm").read_text() == "octavo\n"]
     assert serving == [server.pid]
+    server.stop()
+
+
+def test_a_new_version_put_beside_a_running_one_does_not_reach_it(restarted, tmp_path):
+    """As README says: another folder, the link, a restart. A rank that dies in between comes from the old folder."""
+    server, link = restarted(), tmp_path / "current"
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        for program in ("octavo", "octavo-worker"):
+            shutil.copy(BUILD / program, tmp_path / version)
+    link.symlink_to("1")
+    server.command = [link / "octavo", "serve", "--tp", 2, "--port", server.port, "--model", SOURCE / "tests/models/tiny.gguf"]
+    folders = lambda: {Path(os.readlink(f"/proc/{p}/exe")).parent.name for p in server.processes()}
+    assert server.restart()[0] == 0
+    (tmp_path / "next").symlink_to("2")
+    os.replace(tmp_path / "next", link)
+    os.kill(server.workers()[1]["pid"], signal.SIGKILL)
+    eventually(lambda: "recovered" in server.log(), 60, "a recovery", server)
+    assert folders() == {"1"}
+    code, said = server.restart()
+    assert code == 0 and folders() == {"2"}, said
     server.stop()
 
 
