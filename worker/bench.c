@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "worker/bench.h"
+#include "worker/graphs.h"
 #include "worker/switches.h"
 
 struct request {
@@ -17,12 +18,14 @@ struct request {
     struct bench_list decode, context, prefill, ops, ops_prompt;
     int prompts, each; /* so many prompts of so many tokens at once; 0: none */
     int64_t device;
+    bool graphs; /* make all that a worker makes before it is ready */
 };
 
 static int usage(const char *what) {
     fprintf(stderr,
             "bench: %s\n"
             "usage: --bench [--shape full:LAYERS|shard:N[:LAYERS]|tiny] [--device N] [--csv FILE]\n"
+            "         [--graphs all|none]\n"
             "         [--decode BATCH,…] [--context TOKENS,…] [--prefill TOKENS,…] [--prompts N:TOKENS]\n"
             "         [--ops ROWS,…] [--ops-prefill TOKENS,…] [--switch NAME=VALUE,…]\n"
             "An empty list, \"none\", leaves that part out. Defaults: full:5, batches 1,2,4,8,16,32,64 at\n"
@@ -54,6 +57,8 @@ static bool parse_prompts(const char *s, struct request *r) {
 static bool parse_one(struct request *r, const char *name, const char *value) {
     if (!strcmp(name, "--shape")) return r->shape = value, true;
     if (!strcmp(name, "--csv")) return r->csv = value, true;
+    if (!strcmp(name, "--graphs"))
+        return r->graphs = !strcmp(value, "all"), r->graphs || !strcmp(value, "none");
     if (!strcmp(name, "--switch")) return r->switches = value, true;
     if (!strcmp(name, "--device")) return r->device = atoi(value), true;
     if (!strcmp(name, "--decode")) return parse_list(value, BENCH_SLOTS, &r->decode);
@@ -110,8 +115,19 @@ static void tell_machine(struct bench *b) {
             b->flops_s / 1e12);
 }
 
+/* Those of all sizes and tiers, as before a rank is ready. */
+static void make_graphs(struct bench *b) {
+    struct graphs_report g;
+    char what[128];
+    if (graphs_capture(&b->m, b->coll, NULL, NULL, &g) != OK) exit(1);
+    snprintf(what, sizeof what, "%d step graphs captured in %.2f s: %.1f MiB, %.1f MiB set aside",
+             g.made, g.seconds, (double)g.bytes / (1 << 20), (double)b->m.graph_bytes / (1 << 20));
+    bench_table_note(b, "graphs", BENCH_SLOTS, b->m.max_context, what);
+}
+
 static void run(struct bench *b, const struct request *r) {
     int context = r->context.n ? r->context.at[0] : 1;
+    if (r->graphs) make_graphs(b);
     for (int i = 0; i < r->ops.n; i++) bench_ops(b, r->ops.at[i], context, false);
     for (int i = 0; i < r->ops_prompt.n; i++) bench_ops(b, r->ops_prompt.at[i], 0, true);
     if (r->decode.n && r->context.n) bench_table_head(b, "decode steps");

@@ -78,6 +78,6 @@ void bench_table_note(const struct bench *b, const char *section, int rows, int 
                       const char *why) {
     printf("%-30s %6d %7d  %s\n", section, rows, context, why);
     if (b->csv)
-        fprintf(b->csv, "%s,\"\",%s,%d,%d,,,,,,,,,,,,,,,,%s\n", section, b->shape, rows, context,
+        fprintf(b->csv, "%s,\"\",%s,%d,%d,,,,,,,,,,,,,,,,\"%s\"\n", section, b->shape, rows, context,
                 why);
 }
