@@ -70,7 +70,7 @@ int ipc_slab_new(struct ipc_slab **out, struct kctx *ctx, int rank, int world,
     cudaError_t e = s ? cudaMalloc((void **)&s->mem, bytes) : cudaErrorMemoryAllocation;
     if (e == cudaSuccess) e = cudaMalloc((void **)&s->table, sizeof *s->table);
     if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&s->left, sizeof *s->left, cudaHostAllocMapped);
+        e = cudaHostAlloc((void **)&s->words, sizeof *s->words, cudaHostAllocMapped);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         if (s && s->mem) CU(cudaFree(s->mem));
@@ -96,14 +96,22 @@ void ipc_slab_free(struct ipc_slab *s) {
     CU(cudaStreamSynchronize(s->ctx->stream));
     CU(cudaFree(s->mem));
     CU(cudaFree(s->table));
-    CU(cudaFreeHost(s->left));
+    CU(cudaFreeHost(s->words));
     free(s);
+}
+
+void ipc_words_show(const struct ipc_slab *s, struct ipc_table *t) {
+    struct ipc_slab::ipc_words *w;
+    CU(cudaHostGetDevicePointer((void **)&w, s->words, 0));
+    t->left = &w->left;
+    t->waited = &w->waited;
 }
 
 /* Flags and packets as if exchange first_epoch had just been done. */
 void ipc_slab_clear(struct ipc_slab *s) {
     cudaStream_t stream = s->ctx->stream;
-    __atomic_store_n(s->left, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->words->left, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->words->waited, 0, __ATOMIC_RELEASE);
     size_t packets = (size_t)IPC_BLOCKS * 2 * s->world * IPC_LL_BYTES;
     uint32_t head[2 * IPC_BLOCKS * IPC_LINE];
     for (size_t i = 0; i < sizeof head / sizeof head[0]; i++) head[i] = s->options.first_epoch;
@@ -223,8 +231,11 @@ static int ipc_broadcast(struct coll *base, void *x, int64_t bytes, int root) {
 
 /* Not the abort word: a step that was through before the abort is a good one. */
 static int ipc_check(struct coll *base) {
-    const struct coll_ipc *c = (const struct coll_ipc *)base;
-    return __atomic_load_n(c->slab->left, __ATOMIC_ACQUIRE) ? ERR_ABORTED : OK;
+    struct coll_ipc *c = (struct coll_ipc *)base;
+    const uint64_t waited_ns = __atomic_load_n(&c->slab->words->waited, __ATOMIC_ACQUIRE);
+    base->wait_us += (waited_ns - c->told_ns) / 1000;
+    c->told_ns += (waited_ns - c->told_ns) / 1000 * 1000;
+    return __atomic_load_n(&c->slab->words->left, __ATOMIC_ACQUIRE) ? ERR_ABORTED : OK;
 }
 
 /* Everything queued before it, on any rank, is done. Not for captures. */

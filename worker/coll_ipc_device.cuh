@@ -53,6 +53,9 @@ struct ipc_table {
                                  * plays them all, the peer's own number */
     const uint32_t *abort_word; /* host memory: bit 0 */
     uint32_t *left;             /* host memory: set by a kernel that left without its result */
+    uint64_t *waited;           /* host memory: a copy of waited_ns */
+    uint64_t waited_ns;         /* of block 0 for its peers, all kernels of the generation together;
+                                 * the kernels' own, on the device */
     int rank, world;
 };
 
@@ -137,6 +140,31 @@ static __device__ __forceinline__ bool ipc_all(const struct ipc_view &v, bool ok
     return ok;
 }
 
+/* How long block 0 waits, told to the host without anybody stopping for it: the sum so far is fetched
+ * while the peers are waited for, and what is stored is not waited for. */
+struct ipc_watch {
+    uint64_t before, since;
+};
+
+static __device__ __forceinline__ uint64_t ipc_clock(void) {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+static __device__ __forceinline__ struct ipc_watch ipc_watch_start(const struct ipc_view &v) {
+    if (v.block != 0 || threadIdx.x != 0) return {0, 0};
+    return {*(const volatile uint64_t *)&v.t->waited_ns, ipc_clock()};
+}
+
+static __device__ __forceinline__ void ipc_watch_stop(const struct ipc_view &v,
+                                                      const struct ipc_watch &w) {
+    if (v.block != 0 || threadIdx.x != 0) return;
+    const uint64_t sum = w.before + (ipc_clock() - w.since);
+    *(volatile uint64_t *)const_cast<uint64_t *>(&v.t->waited_ns) = sum;
+    *(volatile uint64_t *)v.t->waited = sum;
+}
+
 static __device__ void ipc_clear_packets(const struct ipc_view &v, uint32_t e) {
     uint4 *p = ipc_packets(v, v.own, e, 0);
     for (int i = (int)threadIdx.x; i < v.world * IPC_LL_THREADS; i += (int)blockDim.x)
@@ -150,13 +178,16 @@ static __device__ bool ipc_exchange(const struct ipc_view &v, uint32_t e) {
     __syncthreads();
     bool ok = true;
     int p = (int)threadIdx.x;
+    const struct ipc_watch watch = ipc_watch_start(v);
     if (p < v.world && p != v.rank) {
         st_release(ipc_flag(v.t->slab[p], v.block, v.t->from[p]), e);
         const uint32_t *flag = ipc_flag(v.own, v.block, p);
         unsigned turns = 0;
         while (ok && (int32_t)(ld_acquire(flag) - e) < 0) ok = ipc_patience(v, &turns);
     }
-    return ipc_all(v, ok);
+    ok = ipc_all(v, ok);
+    ipc_watch_stop(v, watch);
+    return ok;
 }
 
 /* ---- vectors of four floats anywhere in an array of n ---------------------------------------- */
@@ -375,6 +406,7 @@ static __device__ bool packet_piece(const struct ipc_view &v, uint32_t e, float 
         }
         uint4 part[W];
         unsigned turns = 0;
+        const struct ipc_watch watch = ipc_watch_start(v);
         for (bool all = false; ok && !all; ok = all || ipc_patience(v, &turns)) {
             all = true;
 #pragma unroll
@@ -387,6 +419,7 @@ static __device__ bool packet_piece(const struct ipc_view &v, uint32_t e, float 
 #pragma unroll
             for (int r = 0; r < W; r++) all = all && part[r].y == e && part[r].w == e;
         }
+        ipc_watch_stop(v, watch);
         a = __uint_as_float(part[0].x), b = __uint_as_float(part[0].z);
 #pragma unroll
         for (int r = 1; r < W; r++)

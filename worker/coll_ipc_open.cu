@@ -260,7 +260,7 @@ static int start_generation(struct coll_ipc *c, struct err_text *err) {
     int rc = OK;
     memset(&t, 0, sizeof t);
     t.rank = s->rank, t.world = s->world;
-    CU(cudaHostGetDevicePointer((void **)&t.left, s->left, 0));
+    ipc_words_show(s, &t);
     CU(cudaStreamSynchronize(s->ctx->stream));
     fill_card(s, &card, &rc, err);
     TRY(coll_all_gather(c->shm, &card, cards, sizeof card));
@@ -309,7 +309,7 @@ int coll_open_loopback(struct coll **out, struct kctx *ctx, int world,
     c->base.world = world;
     c->owns_slab = true;
     t.world = world;
-    CU(cudaHostGetDevicePointer((void **)&t.left, c->slab->left, 0));
+    ipc_words_show(c->slab, &t);
     for (int r = 0; r < world; r++) t.slab[r] = c->slab->mem, t.from[r] = r;
     CU(cudaHostAlloc(&c->page, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
     memset(c->page, 0, sizeof(uint32_t));

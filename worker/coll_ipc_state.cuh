@@ -20,7 +20,10 @@ struct ipc_slab {
     char *mem;
     float *scratch; /* [IPC_SCRATCH_BYTES / 4] behind it, for probes */
     struct ipc_table *table;
-    uint32_t *left; /* host memory that the device writes: a kernel left without its result */
+    struct ipc_words { /* host memory that the device writes: see struct ipc_table */
+        uint64_t waited;
+        uint32_t left;
+    } *words;
     struct ipc_choice choice;
 };
 
@@ -32,6 +35,7 @@ struct coll_ipc {
     void *mapped[IPC_RANKS]; /* by handle, to be unmapped */
     void *page;              /* registered: of the shared memory; or ours, in loop-back */
     const uint32_t *word;    /* its host address */
+    uint64_t told_ns;        /* of waiting, as wait_us */
 };
 
 static inline struct kctx *ctx_of(const struct coll_ipc *c) { return c->slab->ctx; }
@@ -39,6 +43,7 @@ static inline struct kctx *ctx_of(const struct coll_ipc *c) { return c->slab->ct
 const struct coll_ops *ipc_ops(bool loopback);
 void ipc_slab_clear(struct ipc_slab *s); /* flags and packets as if first_epoch had just been done */
 void ipc_reduce_by(struct coll_ipc *c, int algorithm, float *x, int64_t n);
+void ipc_words_show(const struct ipc_slab *s, struct ipc_table *t); /* as the device sees them */
 bool ipc_wait(struct coll_ipc *c, uint64_t limit_us); /* false: queued work did not end */
 void ipc_drop(struct coll_ipc *c);                    /* all but shm and c itself */
 
