@@ -256,9 +256,16 @@ static int check_links(const struct settings *set, struct err_text *err) {
     return doctor_check_links(&ranks, err);
 }
 
+/* Until the loop hears signals itself. */
+static volatile sig_atomic_t asked_early;
+static void on_early(int signum) {
+    asked_early = signum;
+}
+
 /* Workers may run already: the loop turns until all is gone, whatever went wrong. */
 static int run(struct serve *s, struct err_text *err) {
     TRY(open_model(s, err));
+    if (asked_early) return OK;
     if (uv_loop_init(&s->loop) < 0) return err_set(err, ERR_SETUP, "no event loop");
     clear_debris(s);
     int rc = check_links(&s->set, err);
@@ -268,6 +275,7 @@ static int run(struct serve *s, struct err_text *err) {
         start_beat(s);
         rc = start_api(s, err);
         if (rc < 0) stop(s, true);
+        else if (asked_early) on_stop_signal(&s->signals[0], asked_early);
         uv_run(&s->loop, UV_RUN_DEFAULT);
     }
     engine_free(s->engine);
@@ -280,6 +288,8 @@ int cmd_serve(int argc, char **argv) {
     static struct serve s = {.notify = {.fd = -1}};
     struct err_text err = {0};
     enum log_level level = LOG_INFO;
+    signal(SIGTERM, on_early); /* asked in the first milliseconds, it ends with 0 too */
+    signal(SIGINT, on_early);
     s.start_ns = uv_hrtime();
     int rc = settings_read(&s.set, argc, argv, &err);
     if (rc == ERR_CLOSED) return EXIT_ASKED;
@@ -303,7 +313,7 @@ int cmd_serve(int argc, char **argv) {
     if (s.g) gguf_close(s.g);
     if (rc < 0) {
         fprintf(stderr, "octavo serve: %s\n", err.text[0] ? err.text : err_name(rc));
-        return EXIT_SETUP;
+        return rc == ERR_TIMEOUT ? EXIT_DEVICE : EXIT_SETUP; /* of a driver that does not answer */
     }
     log_info("stopped", "exit=%d", s.exit_code);
     return s.exit_code;

@@ -209,6 +209,7 @@ void device_memory_look(const struct device_memory *m, int device, uint64_t now_
                         struct device_sample *out) {
     *out = (struct device_sample){0};
     m->ops->look(m->ctx, device, now_us, out);
+    if (!out->asked_us) out->asked_us = now_us; /* it was answered at once */
 }
 
 void device_memory_describe(const struct device_memory *m, int device, char *out, size_t n) {

@@ -33,6 +33,7 @@
 enum device_health {
     DEVICE_FINE,
     DEVICE_UNREADABLE, /* this look failed, the next may not */
+    DEVICE_SILENT,     /* the driver has not answered yet; see device_thread.h */
     DEVICE_LOST,       /* off the bus, or in need of a reset: only a person can help */
 };
 
@@ -44,6 +45,7 @@ struct device_holder {
 struct device_sample {
     enum device_health health;
     char error[160];          /* when not DEVICE_FINE */
+    uint64_t asked_us;        /* of the time given to the look that asked for it */
     uint64_t total_bytes, used_bytes;
     int n_holders, n_unlisted;
     struct device_holder holders[DEVICE_HOLDERS_MAX];

@@ -42,6 +42,7 @@ int fleet_start(struct fleet **out, uv_loop_t *loop, const struct engine_options
                 uint64_t now_us, struct err_text *err) {
     assert(o->tp >= 1 && o->tp <= LIMIT_RANKS);
     struct fleet *f = calloc(1, sizeof *f);
+    int rc = ERR_SETUP;
     if (!f) return err_set(err, ERR_NOMEM, "out of memory");
     f->o = *o;
     f->loop = loop;
@@ -60,7 +61,9 @@ int fleet_start(struct fleet **out, uv_loop_t *loop, const struct engine_options
                 strerror(errno));
         goto fail;
     }
-    if (fleet_gate_open(f, err) < 0) goto fail;
+    rc = fleet_gate_open(f, err);
+    if (rc < 0) goto fail;
+    rc = ERR_SETUP;
     if (wire_bind(&f->wire, f->launch.endpoint, err) < 0) goto fail;
     uv_poll_init(loop, &f->poll, wire_fd(f->wire));
     f->poll.data = f;
@@ -78,7 +81,7 @@ fail:
     launch_deinit(&f->launch);
     free(f->in);
     free(f);
-    return ERR_SETUP;
+    return rc;
 }
 
 static void on_poll_closed(uv_handle_t *h) {

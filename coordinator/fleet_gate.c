@@ -1,19 +1,21 @@
 /* coordinator/fleet_gate.c: the reclaim gate as the fleet uses it. See reclaim.h.
  *
  * Owns: the source of device memory, the gate.  Called by: fleet.c, from its tick.
- * Fails how: fleet_gate_open with ERR_SETUP and a sentence; a verdict other than returned is fatal.
+ * Fails how: fleet_gate_open with ERR_SETUP or ERR_TIMEOUT and a sentence; a verdict other than returned is fatal.
  * Tested by: tests/unit/test_engine.c, tests/faults/test_reclaim.py
  *
  * What a rank holds is looked at often while it loads, when that changes, and seldom afterwards, one
  * device at a time: this is the thread that feeds the workers. A look takes 40 to 70 us on an H200
- * (2026-12); a driver in trouble may take longer.
+ * (2026-12); a driver in trouble may never answer, so it is asked from a thread (device_thread.h).
  */
 #include <inttypes.h>
 #include <string.h>
 
+#include "coordinator/device_thread.h"
 #include "coordinator/fleet_state.h"
 #include "proto/log.h"
 
+#define OPEN_MS          20000 /* the driver's own start; it is waited for before anything else is */
 #define WATCH_LOADING_US 250000ull
 #define WATCH_READY_US   (SECOND_US / 2)
 
@@ -23,10 +25,11 @@ int fleet_gate_open(struct fleet *f, struct err_text *err) {
     const char *source = o->device_memory ? o->device_memory : cuda ? "nvml" : "none";
     struct reclaim_host host = reclaim_host_here(f->launch.cookie);
     struct err_text why = {0};
-    int rc = device_memory_open(&f->memory, source, &why);
+    int rc = strcmp(source, "nvml") ? device_memory_open(&f->memory, source, &why)
+                                    : device_thread_open(&f->memory, source, OPEN_MS, &why);
     if (rc == ERR_NOT_FOUND) /* still serves; a restart may then meet memory that is not back yet */
         log_warn("no_device_memory", "why=\"%s\"", why.text);
-    else if (rc < 0) return err_set(err, ERR_SETUP, "%s", why.text);
+    else if (rc < 0) return err_set(err, rc == ERR_TIMEOUT ? rc : ERR_SETUP, "%s", why.text);
     reclaim_init(&f->gate, &f->memory, &host, (uint64_t)o->reclaim_timeout_s * SECOND_US);
     return OK;
 }

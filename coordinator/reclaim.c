@@ -429,10 +429,12 @@ static void judge_device(struct reclaim *r, int device, uint64_t now_us, struct 
     struct device_sample s;
     char text[200];
     device_memory_look(r->memory, device, now_us, &s);
+    if (s.health == DEVICE_FINE && s.asked_us < r->begun_us) /* of before the death */
+        device_sample_fail(&s, DEVICE_SILENT, "the driver has not answered yet");
     if (s.health == DEVICE_LOST) {
         device_memory_describe(r->memory, device, text, sizeof text);
         blame(b, RECLAIM_LOST, "device %d (%.120s) is lost: %.100s", device, text, s.error);
-    } else if (s.health == DEVICE_UNREADABLE)
+    } else if (s.health != DEVICE_FINE)
         blame(b, RECLAIM_HELD_BY_NOBODY, "device %d cannot be read: %.160s", device, s.error);
     else if (r->starting) judge_at_start(r, device, &s, now_us, b);
     else judge_after_death(r, device, &s, b);

@@ -7,6 +7,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/unit/fake_nvml.h"
 
@@ -14,13 +15,23 @@ struct fake_nvml fake_nvml_state;
 
 typedef struct fake_nvml_device *handle;
 
+static void hang(int least) {
+    const char *file = getenv("FAKE_NVML_HANG");
+    while (fake_nvml_state.hang >= least || (least == 1 && file && access(file, F_OK) == 0))
+        usleep(1000);
+}
+
 int nvmlInit_v2(void) {
+    const char *devices = getenv("FAKE_NVML_DEVICES");
+    hang(2);
+    if (devices) fake_nvml_state.n = (unsigned)atoi(devices);
     fake_nvml_state.n_open++;
     return fake_nvml_state.init_result;
 }
 
 int nvmlShutdown(void) {
     fake_nvml_state.n_open--;
+    fake_nvml_state.n_shut++;
     return 0;
 }
 
@@ -44,6 +55,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned i, handle *out) {
 }
 
 int nvmlDeviceGetMemoryInfo(handle d, unsigned long long out[3]) {
+    hang(1);
     out[0] = d->total;
     out[1] = d->total - d->used;
     out[2] = d->used;

@@ -19,10 +19,15 @@ struct fake_nvml_device {
 };
 
 struct fake_nvml {
-    int init_result, n_open;
+    int init_result;
+    _Atomic int n_open, n_shut; /* now; ever */
     int peer; /* what keeps one from reading the other's memory, 0: nothing; writing always goes */
     unsigned n;
+    _Atomic int hang; /* calls do not return while it is set; 1: to look, 2: to start too */
     struct fake_nvml_device device[2];
 };
+
+/* In a process that nobody can reach: FAKE_NVML_DEVICES=N has N devices, and while the file that
+ * FAKE_NVML_HANG names is there, looks do not return. */
 
 #endif

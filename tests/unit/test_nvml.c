@@ -8,9 +8,11 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "coordinator/device_thread.h"
 #include "coordinator/nvml.h"
 #include "tests/unit/fake_nvml.h"
 
@@ -196,6 +198,48 @@ static void an_inventory_of_another_source_is_empty(void **state) {
     device_memory_close(&m);
 }
 
+/* The caller gets on whatever the driver does, and hears later what it said. */
+static void a_driver_that_hangs_holds_nobody_up(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct device_sample s;
+    struct err_text err = {0};
+    char text[200];
+    if (device_thread_open(&m, "nvml", 20000, &err) < 0) fail_msg("%s", err.text);
+    assert_int_equal(device_memory_count(&m), 2);
+    do device_memory_look(&m, 0, 1000, &s); /* a busy machine may be late */
+    while (s.health == DEVICE_SILENT);
+    assert_int_equal(s.health, DEVICE_FINE);
+    assert_int_equal(s.used_bytes, 600);
+    fake->hang = 1;
+    for (uint64_t now = 100000; now <= 3000000; now += 100000) {
+        device_memory_look(&m, 0, now, &s);
+        assert_int_equal(s.health, DEVICE_SILENT);
+    }
+    assert_string_equal(s.error, "the driver has not answered for 2.9 s");
+    device_memory_describe(&m, 0, text, sizeof text);
+    assert_non_null(strstr(text, "GPU-11111111-aaaa"));
+    fake->device[0].used = 700;
+    fake->hang = 0;
+    do device_memory_look(&m, 0, 9000000, &s); /* what was asked long ago is asked again */
+    while (s.health == DEVICE_SILENT);
+    assert_int_equal(s.asked_us, 9000000);
+    assert_int_equal(s.used_bytes, 700);
+    device_memory_close(&m);
+    assert_int_equal(fake->n_open, 0);
+}
+
+static void a_driver_that_hangs_while_it_starts_is_given_up(void **state) {
+    UNUSED(state);
+    struct device_memory m;
+    struct err_text err = {0};
+    fake->hang = 2;
+    assert_int_equal(device_thread_open(&m, "nvml", 20, &err), ERR_TIMEOUT);
+    assert_non_null(strstr(err.text, "expected the driver to answer within 0.0 s"));
+    fake->hang = 0;
+    while (fake->n_shut == 0) usleep(100); /* it comes back, and cleans up */
+}
+
 static void expect_absent(const char *sentence) {
     struct device_memory m;
     struct err_text err = {0};
@@ -227,6 +271,8 @@ int main(void) {
         cmocka_unit_test_setup(an_xid_is_told_with_the_error_and_off_the_bus_is_lost, reset),
         cmocka_unit_test_setup(a_device_the_driver_no_longer_knows_is_lost, reset),
         cmocka_unit_test_setup(more_processes_than_can_be_listed_are_counted, reset),
+        cmocka_unit_test_setup(a_driver_that_hangs_holds_nobody_up, reset),
+        cmocka_unit_test_setup(a_driver_that_hangs_while_it_starts_is_given_up, reset),
         cmocka_unit_test_setup(an_inventory_gets_names_links_and_peers, reset),
         cmocka_unit_test_setup(an_inventory_of_another_source_is_empty, reset),
         cmocka_unit_test_setup(a_machine_without_the_library_or_the_driver_says_so, reset),
