@@ -3,8 +3,8 @@
  * Owns: the run.  Called by: worker/main.c (--bench), bench_main.c.
  * Fails how: see bench.h.  Limits: BENCH_LIST values per list.  Tested by: tests/tree/test_bench.py
  *
- * Making weights takes seconds and a large share of a device, so one run measures everything that is
- * wanted of one shape; lists of the command line say what that is.
+ * Making weights takes seconds and a large share of a device, so one run measures everything that
+ * is wanted of one shape; lists of the command line say what that is.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +24,13 @@ struct request {
 static int usage(const char *what) {
     fprintf(stderr,
             "bench: %s\n"
-            "usage: --bench [--shape full:LAYERS|shard:N[:LAYERS]|tiny] [--device N] [--csv FILE]\n"
-            "         [--graphs all|none]\n"
-            "         [--decode BATCH,…] [--context TOKENS,…] [--prefill TOKENS,…] [--prompts N:TOKENS]\n"
-            "         [--ops ROWS,…] [--ops-prefill TOKENS,…] [--switch NAME=VALUE,…]\n"
-            "An empty list, \"none\", leaves that part out. Defaults: full:5, batches 1,2,4,8,16,32,64 at\n"
-            "context 512, prompts of 512 and 2048 tokens.\n",
+            "usage: --bench [--shape full:LAYERS|shard:N[:LAYERS]|tiny] [--device N]\n"
+            "         [--csv FILE] [--graphs all|none] [--switch NAME=VALUE,…]\n"
+            "         [--decode BATCH,…] [--context TOKENS,…]\n"
+            "         [--prefill TOKENS,…] [--prompts N:TOKENS]\n"
+            "         [--ops ROWS,…] [--ops-prefill TOKENS,…]\n"
+            "The list \"none\" leaves that part out. Defaults: full:5, batches 1,2,4,8,16,32,64\n"
+            "at context 512, prompts of 512 and 2048 tokens.\n",
             what);
     return 2;
 }

@@ -5,10 +5,10 @@
  *
  * Owns: struct bench: one model of random weights, its ceilings, where rows go.
  * Called by: worker/main.c, bench_main.c; the parts by each other: bench.c (arguments, order),
- * bench_model.c (weights), bench_step.c (whole steps), bench_ops.c (operations alone), bench_table.c
- * (rows), bench_device.cu or bench_device_cpu.c (what the kernel table has no slot for).
- * Fails how: exit 2 with a sentence for arguments, exit 1 when memory is refused.
- * Limits: BENCH_LIST values per list, one device.  Tested by: tests/tree/test_bench.py
+ * bench_model.c (weights), bench_step.c (whole steps), bench_ops.c (operations alone),
+ * bench_table.c (rows), bench_device.cu or bench_device_cpu.c (what the kernel table has no slot
+ * for). Fails how: exit 2 with a sentence for arguments, exit 1 when memory is refused. Limits:
+ * BENCH_LIST values per list, one device.  Tested by: tests/tree/test_bench.py
  */
 #ifndef OCTAVO_WORKER_BENCH_H
 #define OCTAVO_WORKER_BENCH_H
@@ -20,8 +20,8 @@ extern "C" {
 #endif
 
 #define BENCH_LIST  16
-#define BENCH_GROUP 8   /* steps queued at once */
-#define BENCH_TURNS 7   /* of which the median counts */
+#define BENCH_GROUP 8 /* steps queued at once */
+#define BENCH_TURNS 7 /* of which the median counts */
 #define BENCH_SLOTS 64
 #define BENCH_ROWS  LIMIT_STEP_ROWS /* longer prompts are fed in chunks of so many */
 
@@ -31,17 +31,18 @@ struct bench_list {
 
 struct bench {
     struct model m;
-    struct coll *coll;   /* of decode steps: loop-back, or of one rank */
-    int ranks;           /* the model is one rank's share of so many */
+    struct coll *coll; /* of decode steps: loop-back, or of one rank */
+    int ranks;         /* the model is one rank's share of so many */
     int moe_layers;
     double bytes_s, flops_s; /* ceilings: reading, and products of half-precision matrices */
     uint64_t seed;
-    uint64_t fixed_bytes, expert_bytes; /* of weights: read by each step; by each expert and layer */
-    uint64_t select_bytes; /* read besides where positions are selected */
-    double fixed_macs, expert_macs;     /* multiplications per row: all layers'; an expert's */
+    uint64_t fixed_bytes,
+        expert_bytes;               /* of weights: read by each step; by each expert and layer */
+    uint64_t select_bytes;          /* read besides where positions are selected */
+    double fixed_macs, expert_macs; /* multiplications per row: all layers'; an expert's */
     int32_t *token, *pos, *slot, *out_row; /* host [max_rows] */
     char shape[32];
-    FILE *csv;           /* or NULL */
+    FILE *csv; /* or NULL */
 };
 
 /* Arguments after --bench. 0, or 2 with a sentence on stderr when they make no sense. */
@@ -59,8 +60,8 @@ bool bench_make(struct bench *b, const char *shape, const struct bench_size *siz
 
 /* ---- bench_step.c */
 
-/* Rows of one step, with fresh random tokens: `prompts` slots, each fed `each` positions from `at` on
- * (decode: one each). The last position of each slot is sampled. */
+/* Rows of one step, with fresh random tokens: `prompts` slots, each fed `each` positions from `at`
+ * on (decode: one each). The last position of each slot is sampled. */
 void bench_rows(struct bench *b, int prompts, int each, int at);
 
 /* Gives the first `slots` slots pages for so many positions; false: they do not fit. */
@@ -68,15 +69,13 @@ bool bench_pages(struct bench *b, int slots, int positions);
 int64_t bench_pages_of(int slots, int positions);
 
 void bench_run(struct bench *b, struct coll *coll); /* one step; ends the process on failure */
-int bench_distinct(struct bench *b); /* experts that the rows of the last step chose in its last layer */
+int bench_distinct(
+    struct bench *b); /* experts that the rows of the last step chose in its last layer */
 double bench_now_us(void);
 double bench_median(double *us, int n); /* sorts */
 
 void bench_decode(struct bench *b, int rows, int context);
 void bench_prompts(struct bench *b, int prompts, int each);
-
-/* For steps whose sums would be too large to loop back. */
-struct coll *bench_no_coll(void);
 
 /* ---- bench_ops.c: each operation alone, at rows of one position each or of one prompt */
 void bench_ops(struct bench *b, int rows, int context, bool prompt);
@@ -87,9 +86,9 @@ struct bench_row {
     const char *section, *name; /* "decode" ""; "op" "norm" */
     int rows, context, calls;   /* calls: how many launches of it the time is the mean of; or 0 */
     double us, fastest_us, slowest_us;
-    double bytes, flops;        /* that must move, that must be done; 0: not counted */
-    double distinct;            /* experts per layer; 0: not counted */
-    double tokens;              /* fed in that time; 0: not a step */
+    double bytes, flops; /* that must move, that must be done; 0: not counted */
+    double distinct;     /* experts per layer; 0: not counted */
+    double tokens;       /* fed in that time; 0: not a step */
 };
 bool bench_table_open(struct bench *b, const char *csv_path);
 void bench_table_head(const struct bench *b, const char *title);
@@ -116,8 +115,8 @@ double bench_matrix_rate(void);
 /* Leaves nothing of interest in the device's caches. */
 void bench_flush(struct kctx *ctx);
 
-/* The real collectives of `ranks` ranks, played by this one; *out untouched and false: there are none
- * here. */
+/* The real collectives of `ranks` ranks, played by this one; *out untouched and false: there are
+ * none here. */
 bool bench_loopback(struct coll **out, struct kctx *ctx, int ranks);
 
 #ifdef __cplusplus

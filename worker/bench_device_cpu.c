@@ -1,4 +1,5 @@
-/* worker/bench_device_cpu.c: what the benchmark asks of the CPU backend's device, which is the host.
+/* worker/bench_device_cpu.c: what the benchmark asks of the CPU backend's device, which is the
+ * host.
  *
  * Owns: nothing that lasts.  Called by: the benchmark.  Fails how: ends the process.
  * Limits: the weight types that the benchmark makes.  Tested by: tests/tree/test_bench.py

@@ -4,11 +4,11 @@
  * Fails how: exit 1 when memory is refused; caches that do not fit are made smaller.
  * Limits: one rank.  Tested by: tests/tree/test_bench.py
  *
- * full:LAYERS is one dense layer and LAYERS - 1 of experts at full width; shard:N[:LAYERS] is what one
- * rank of N holds (3 dense layers, 78 in all, unless LAYERS says another number with one dense layer).
- * Experts are Q4_K with down Q5_K, attention, shared expert and indexer Q8_0, head Q6_K, embedding
- * Q4_K, router and indexer weights F32. tiny is for tests: the same kinds of everything, on any
- * machine at once.
+ * full:LAYERS is one dense layer and LAYERS - 1 of experts at full width; shard:N[:LAYERS] is what
+ * one rank of N holds (3 dense layers, 78 in all, unless LAYERS says another number with one dense
+ * layer). Experts are Q4_K with down Q5_K, attention, shared expert and indexer Q8_0, head Q6_K,
+ * embedding Q4_K, router and indexer weights F32. tiny is for tests: the same kinds of everything,
+ * on any machine at once.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,8 @@
 #include "worker/bench.h"
 #include "worker/graphs.h"
 
-#define SPARE_BYTES ((uint64_t)2 << 30) /* left free on a device: libraries, what runs beside us */
+#define SPARE_BYTES ((uint64_t)2 << 30) /* left free on a device: libraries, what runs beside us   \
+                                         */
 
 static void *take(struct bench *b, size_t bytes) {
     void *p = b->m.k->alloc(b->m.ctx, bytes);
@@ -59,8 +60,7 @@ static double macs_of(const struct kmat *m) {
 
 /* Matrices that every step reads. */
 static void count_always(struct bench *b, const struct kmat *const *m, int n) {
-    for (int i = 0; i < n; i++)
-        b->fixed_bytes += bytes_of(b, m[i]), b->fixed_macs += macs_of(m[i]);
+    for (int i = 0; i < n; i++) b->fixed_bytes += bytes_of(b, m[i]), b->fixed_macs += macs_of(m[i]);
 }
 
 static void make_attention(struct bench *b, struct layer *l) {
@@ -82,8 +82,10 @@ static void make_attention(struct bench *b, struct layer *l) {
     l->ik_gain = take_gain(b, d->ix_dim);
     l->ik_bias = take_floats(b, d->ix_dim);
     b->select_bytes += bytes_of(b, &l->iq_b);
-    count_always(b, (const struct kmat *[]){&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->o,
-                                            &l->ik, &l->iw}, 8);
+    count_always(b,
+                 (const struct kmat *[]){&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->o,
+                                         &l->ik, &l->iw},
+                 8);
 }
 
 static void make_layer(struct bench *b, struct layer *l, bool dense) {
@@ -103,8 +105,9 @@ static void make_layer(struct bench *b, struct layer *l, bool dense) {
     l->up_exps = take_matrix(b, KT_Q4_K, E, hp->f_expert, D);
     l->down_exps = take_matrix(b, KT_Q5_K, E, D, hp->f_expert);
     count_always(b, (const struct kmat *[]){&l->router}, 1);
-    b->expert_bytes = (bytes_of(b, &l->gate_exps) + bytes_of(b, &l->up_exps) +
-                       bytes_of(b, &l->down_exps)) / (uint64_t)E;
+    b->expert_bytes =
+        (bytes_of(b, &l->gate_exps) + bytes_of(b, &l->up_exps) + bytes_of(b, &l->down_exps)) /
+        (uint64_t)E;
     b->expert_macs = 3.0 * (double)hp->f_expert * (double)D;
     b->moe_layers++;
 }
@@ -146,8 +149,14 @@ static void make_tables(struct bench *b) {
     struct ksampling *p = calloc((size_t)S, sizeof *p);
     if (!p) exit(1);
     for (int i = 0; i < S; i++) p[i].repetition = 1, p[i].top_p = 1;
-    m->seqs = (struct kseqs){S, pages, (int)m->hp.vocab, take(b, (size_t)(S * pages) * 4),
-                             take(b, (size_t)S * 4), NULL, NULL, take(b, (size_t)S * sizeof *p)};
+    m->seqs = (struct kseqs){S,
+                             pages,
+                             (int)m->hp.vocab,
+                             take(b, (size_t)(S * pages) * 4),
+                             take(b, (size_t)S * 4),
+                             NULL,
+                             NULL,
+                             take(b, (size_t)S * sizeof *p)};
     size_t counts = (size_t)S * (size_t)m->hp.vocab * 2;
     m->seqs.seen_prompt = take(b, counts), m->seqs.seen_output = take(b, counts);
     k->zero(m->ctx, m->seqs.seen_prompt, counts);
@@ -191,12 +200,26 @@ static void make_caches(struct bench *b, int64_t pages) {
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static const struct kdims full_dims = {.d_model = 6144, .n_heads = 64, .d_nope = 192, .d_rope = 64,
-                                       .d_v = 256, .r_q = 2048, .r_kv = 512, .ix_heads = 32,
-                                       .ix_dim = 128, .ix_topk = 2048, .ix_rope_interleaved = true,
-                                       .rms_eps = 1e-5f, .ix_eps = 1e-6f, .attn_scale = 0.0625f,
-                                       .n_experts = 256, .n_used = 8, .n_groups = 1,
-                                       .n_groups_used = 1, .gating = 2, .norm_weights = true,
+static const struct kdims full_dims = {.d_model = 6144,
+                                       .n_heads = 64,
+                                       .d_nope = 192,
+                                       .d_rope = 64,
+                                       .d_v = 256,
+                                       .r_q = 2048,
+                                       .r_kv = 512,
+                                       .ix_heads = 32,
+                                       .ix_dim = 128,
+                                       .ix_topk = 2048,
+                                       .ix_rope_interleaved = true,
+                                       .rms_eps = 1e-5f,
+                                       .ix_eps = 1e-6f,
+                                       .attn_scale = 0.0625f,
+                                       .n_experts = 256,
+                                       .n_used = 8,
+                                       .n_groups = 1,
+                                       .n_groups_used = 1,
+                                       .gating = 2,
+                                       .norm_weights = true,
                                        .weights_scale = 2.5f};
 
 static void shape_tiny(struct hparams *hp) {

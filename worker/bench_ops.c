@@ -3,11 +3,11 @@
  * Owns: nothing.  Called by: bench.c.  Fails how: ends the process.
  * Limits: one measurement at a time.  Tested by: tests/tree/test_bench.py
  *
- * The same forward pass, with a table in which all operations but one do nothing, captured as a graph
- * where there are graphs. Weights differ from layer to layer and the caches are flushed before each
- * turn, so that nothing is found there that a real step would not find. Time is the device's own, from
- * mark to mark, less that of a graph with one empty operation; on a backend without a clock it is the
- * host's.
+ * The same forward pass, with a table in which all operations but one do nothing, captured as a
+ * graph where there are graphs. Weights differ from layer to layer and the caches are flushed
+ * before each turn, so that nothing is found there that a real step would not find. Time is the
+ * device's own, from mark to mark, less that of a graph with one empty operation; on a backend
+ * without a clock it is the host's.
  *
  * Bytes are those that must move: weights, rows read and written; of experts those chosen.
  */
@@ -17,22 +17,50 @@
 #include "worker/bench.h"
 
 enum {
-    OP_FEED, OP_ANGLES, OP_EMBED, OP_NORM, OP_MATMUL, OP_HEADS, OP_PREP, OP_ROPE, OP_SELECT,
-    OP_ATTEND, OP_SWIGLU, OP_UP, OP_DOWN, OP_GATHER, OP_SAMPLE, OP_SUM,
-    OP_Q_A, OP_Q_B, OP_O, OP_SHARED, OP_HEAD, OP_DENSE, OP_DENSE_DOWN /* products, by their first */
+    OP_FEED,
+    OP_ANGLES,
+    OP_EMBED,
+    OP_NORM,
+    OP_MATMUL,
+    OP_HEADS,
+    OP_PREP,
+    OP_ROPE,
+    OP_SELECT,
+    OP_ATTEND,
+    OP_SWIGLU,
+    OP_UP,
+    OP_DOWN,
+    OP_GATHER,
+    OP_SAMPLE,
+    OP_SUM,
+    OP_Q_A,
+    OP_Q_B,
+    OP_O,
+    OP_SHARED,
+    OP_HEAD,
+    OP_DENSE,
+    OP_DENSE_DOWN /* products, by their first */
 };
 
 static const struct {
     int op;
     const char *name;
-} op_names[] = {{OP_NORM, "norm"},           {OP_HEADS, "head_matmul (k_b, v_b)"},
-                {OP_PREP, "attn_prep"},      {OP_ROPE, "rope"},
-                {OP_SELECT, "select"},       {OP_ATTEND, "attend"},
-                {OP_SWIGLU, "swiglu"},       {OP_UP, "experts_up"},
-                {OP_DOWN, "experts_down"},   {OP_GATHER, "gather"},
-                {OP_SAMPLE, "sample"},       {OP_SUM, "all_reduce"},
-                {OP_FEED, "feed"},           {OP_ANGLES, "angles"},
-                {OP_EMBED, "embed"},         {OP_MATMUL, "matmul, all"},
+} op_names[] = {{OP_NORM, "norm"},
+                {OP_HEADS, "head_matmul (k_b, v_b)"},
+                {OP_PREP, "attn_prep"},
+                {OP_ROPE, "rope"},
+                {OP_SELECT, "select"},
+                {OP_ATTEND, "attend"},
+                {OP_SWIGLU, "swiglu"},
+                {OP_UP, "experts_up"},
+                {OP_DOWN, "experts_down"},
+                {OP_GATHER, "gather"},
+                {OP_SAMPLE, "sample"},
+                {OP_SUM, "all_reduce"},
+                {OP_FEED, "feed"},
+                {OP_ANGLES, "angles"},
+                {OP_EMBED, "embed"},
+                {OP_MATMUL, "matmul, all"},
                 {OP_Q_A, "matmul q_a, kv_a, ik, iw"},
                 {OP_Q_B, "matmul q_b (and iq_b)"},
                 {OP_O, "matmul o"},
@@ -189,14 +217,6 @@ static int alone_sum(struct coll *c, float *x, int64_t n) {
     return is_turn(OP_SUM, F4(2 * n), 0) ? coll_all_reduce(alone.coll, x, n) : OK;
 }
 
-static int alone_all_gather(struct coll *c, const void *src, void *dst, int64_t bytes) {
-    UNUSED(c), UNUSED(src), UNUSED(dst), UNUSED(bytes);
-    return OK;
-}
-
-static const struct coll_ops alone_ops = {
-    .name = "alone", .all_reduce = alone_sum, .all_gather = alone_all_gather};
-
 static void make_table(struct kernels *t) {
     *t = *alone.real;
     t->graph_begin = NULL;
@@ -210,7 +230,9 @@ static void make_table(struct kernels *t) {
 /* ---- measuring ------------------------------------------------------------------------------- */
 
 static void one_pass(struct bench *b) {
-    struct coll coll = {.ops = &alone_ops, .world = b->m.world};
+    struct coll_ops ops = coll_absent_ops;
+    ops.all_reduce = alone_sum;
+    struct coll coll = {.ops = &ops, .world = b->m.world};
     alone.calls = 0;
     alone.bytes = alone.flops = 0;
     bench_run(b, &coll);
@@ -259,10 +281,16 @@ static void report(struct bench *b, int only, const char *name, int context, dou
     int n = alone.calls;
     if (n == 0) return;
     for (int i = 0; i < BENCH_TURNS; i++) us[i] = MAX(us[i] - base, 0.01) / n;
-    bench_table_put(b, &(struct bench_row){
-        .section = "op", .name = name, .rows = b->m.batch.n_rows, .context = context, .calls = n,
-        .us = MAX(median - base, 0.01) / n, .fastest_us = us[0], .slowest_us = us[BENCH_TURNS - 1],
-        .bytes = alone.bytes / n, .flops = alone.flops / n});
+    bench_table_put(b, &(struct bench_row){.section = "op",
+                                           .name = name,
+                                           .rows = b->m.batch.n_rows,
+                                           .context = context,
+                                           .calls = n,
+                                           .us = MAX(median - base, 0.01) / n,
+                                           .fastest_us = us[0],
+                                           .slowest_us = us[BENCH_TURNS - 1],
+                                           .bytes = alone.bytes / n,
+                                           .flops = alone.flops / n});
 }
 
 void bench_ops(struct bench *b, int rows, int context, bool prompt) {
@@ -273,11 +301,14 @@ void bench_ops(struct bench *b, int rows, int context, bool prompt) {
         bench_table_note(b, "op", rows, context, "caches do not fit");
         return;
     }
-    struct coll *coll = prompt && b->ranks > 1 ? bench_no_coll() : b->coll;
+    struct coll absent = {.ops = &coll_absent_ops}; /* a prompt's sums are too large to loop back */
+    struct coll *coll = prompt && b->ranks > 1 ? &absent : b->coll;
     snprintf(title, sizeof title, "operations alone, %s", prompt ? "one prompt" : "decode");
     bench_table_head(b, title);
-    if (prompt) bench_rows(b, 1, rows, context);
-    else bench_rows(b, rows, 1, context);
+    if (prompt)
+        bench_rows(b, 1, rows, context);
+    else
+        bench_rows(b, rows, 1, context);
     bench_run(b, coll); /* inputs of every operation */
     alone.b = b;
     alone.real = b->m.k;

@@ -95,25 +95,6 @@ int bench_distinct(struct bench *b) {
     return found;
 }
 
-/* ---- no collectives -------------------------------------------------------------------------- */
-
-static int no_sum(struct coll *c, float *x, int64_t n) {
-    UNUSED(c), UNUSED(x), UNUSED(n);
-    return OK;
-}
-
-static int no_gather(struct coll *c, const void *src, void *dst, int64_t bytes) {
-    UNUSED(c), UNUSED(src), UNUSED(dst), UNUSED(bytes);
-    return OK;
-}
-
-struct coll *bench_no_coll(void) {
-    static const struct coll_ops ops = {
-        .name = "none", .in_graphs = true, .all_reduce = no_sum, .all_gather = no_gather};
-    static struct coll coll = {.ops = &ops};
-    return &coll;
-}
-
 /* ---- what a step must do --------------------------------------------------------------------- */
 
 static double cache_bytes(const struct bench *b, int rows, int context) {
@@ -178,11 +159,17 @@ void bench_decode(struct bench *b, int rows, int context) {
         distinct += (double)bench_distinct(b) / BENCH_TURNS;
     }
     double median = bench_median(us, BENCH_TURNS);
-    bench_table_put(b, &(struct bench_row){
-        .section = "decode", .name = "", .rows = rows, .context = context, .us = median,
-        .fastest_us = us[0], .slowest_us = us[BENCH_TURNS - 1],
-        .bytes = weight_bytes(b, distinct) + cache_bytes(b, rows, context),
-        .distinct = distinct, .tokens = rows});
+    bench_table_put(
+        b, &(struct bench_row){.section = "decode",
+                               .name = "",
+                               .rows = rows,
+                               .context = context,
+                               .us = median,
+                               .fastest_us = us[0],
+                               .slowest_us = us[BENCH_TURNS - 1],
+                               .bytes = weight_bytes(b, distinct) + cache_bytes(b, rows, context),
+                               .distinct = distinct,
+                               .tokens = rows});
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -201,6 +188,7 @@ void bench_prompts(struct bench *b, int prompts, int each) {
     enum { TURNS = 5, WARM = 2 }; /* the second time a step is captured, if ever */
     double us[TURNS];
     int rows = prompts * each;
+    struct coll absent = {.ops = &coll_absent_ops}; /* such sums are too large to loop back */
     if (!bench_pages(b, MAX(1, MIN(prompts, b->m.max_rows / each)), each)) {
         bench_table_note(b, "prefill", rows, each, "caches do not fit");
         return;
@@ -208,16 +196,21 @@ void bench_prompts(struct bench *b, int prompts, int each) {
     for (int i = -WARM; i < TURNS; i++) {
         b->m.k->sync(b->m.ctx);
         double start = bench_now_us();
-        feed_prompts(b, b->ranks > 1 ? bench_no_coll() : b->coll, prompts, each);
+        feed_prompts(b, b->ranks > 1 ? &absent : b->coll, prompts, each);
         b->m.k->sync(b->m.ctx);
         if (i >= 0) us[i] = bench_now_us() - start;
     }
     double median = bench_median(us, TURNS);
     char name[48];
     snprintf(name, sizeof name, prompts > 1 ? "prefill, %d prompts" : "prefill", prompts);
-    bench_table_put(b, &(struct bench_row){
-        .section = "prefill", .name = name, .rows = rows, .context = each, .us = median,
-        .fastest_us = us[0], .slowest_us = us[TURNS - 1],
-        .bytes = weight_bytes(b, b->m.hp.dims.n_experts),
-        .flops = prompt_flops(b, prompts, each), .tokens = rows});
+    bench_table_put(b, &(struct bench_row){.section = "prefill",
+                                           .name = name,
+                                           .rows = rows,
+                                           .context = each,
+                                           .us = median,
+                                           .fastest_us = us[0],
+                                           .slowest_us = us[TURNS - 1],
+                                           .bytes = weight_bytes(b, b->m.hp.dims.n_experts),
+                                           .flops = prompt_flops(b, prompts, each),
+                                           .tokens = rows});
 }

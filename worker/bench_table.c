@@ -4,8 +4,8 @@
  * Fails how: a file that cannot be made is a sentence.  Limits: none.
  * Tested by: tests/tree/test_bench.py
  *
- * The floor of a row is the longer of two times: its bytes at the read bandwidth and its operations at
- * the matrix rate, both measured in the same run.
+ * The floor of a row is the longer of two times: its bytes at the read bandwidth and its operations
+ * at the matrix rate, both measured in the same run.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,7 +13,8 @@
 #include "worker/bench.h"
 
 static const char header[] =
-    "section,name,shape,rows,context,calls,us,fastest_us,slowest_us,bytes,flops,floor_us,times_floor,"
+    "section,name,shape,rows,context,calls,us,fastest_us,slowest_us,bytes,flops,floor_us,times_"
+    "floor,"
     "gb_s,of_bandwidth,tflop_s,of_matrix_rate,tokens,tokens_s,distinct_experts,note\n";
 
 static double ratio(double a, double b) {
@@ -54,7 +55,8 @@ static void put_rate(double rate, double part) {
 void bench_table_put(const struct bench *b, const struct bench_row *r) {
     double floor = floor_us(b, r), gb_s = ratio(r->bytes, r->us) / 1e3,
            tflop_s = ratio(r->flops, r->us) / 1e6, tokens_s = ratio(r->tokens, r->us) * 1e6;
-    double of_bandwidth = ratio(gb_s * 1e9, b->bytes_s), of_rate = ratio(tflop_s * 1e12, b->flops_s);
+    double of_bandwidth = ratio(gb_s * 1e9, b->bytes_s),
+           of_rate = ratio(tflop_s * 1e12, b->flops_s);
     const char *name = r->name[0] ? r->name : r->section;
     printf("%-30s %6d %7d %11.2f %10.2f %7.2f", name, r->rows, r->context, r->us, floor,
            ratio(r->us, floor));
@@ -66,7 +68,8 @@ void bench_table_put(const struct bench *b, const struct bench_row *r) {
     printf("  (%.1f to %.1f)\n", r->fastest_us, r->slowest_us);
     fflush(stdout);
     if (!b->csv) return;
-    fprintf(b->csv, "%s,\"%s\",%s,%d,%d,%d,%.3f,%.3f,%.3f,%.0f,%.0f,%.3f,%.4f,%.2f,%.4f,%.4f,%.4f,%.0f,"
+    fprintf(b->csv,
+            "%s,\"%s\",%s,%d,%d,%d,%.3f,%.3f,%.3f,%.0f,%.0f,%.3f,%.4f,%.2f,%.4f,%.4f,%.4f,%.0f,"
             "%.2f,%.1f,\n",
             r->section, r->name, b->shape, r->rows, r->context, r->calls, r->us, r->fastest_us,
             r->slowest_us, r->bytes, r->flops, floor, ratio(r->us, floor), gb_s, of_bandwidth,
@@ -78,6 +81,6 @@ void bench_table_note(const struct bench *b, const char *section, int rows, int 
                       const char *why) {
     printf("%-30s %6d %7d  %s\n", section, rows, context, why);
     if (b->csv)
-        fprintf(b->csv, "%s,\"\",%s,%d,%d,,,,,,,,,,,,,,,,\"%s\"\n", section, b->shape, rows, context,
-                why);
+        fprintf(b->csv, "%s,\"\",%s,%d,%d,,,,,,,,,,,,,,,,\"%s\"\n", section, b->shape, rows,
+                context, why);
 }

@@ -46,6 +46,10 @@ struct coll {
 /* world 1: every operation returns at once. */
 int coll_open_none(struct coll **out);
 
+/* For measuring steps without collectives: nothing is done, whatever the world, and what should have
+ * come from other ranks is rubbish. */
+extern const struct coll_ops coll_absent_ops;
+
 /* Shared memory between processes or threads of one host. path is opened (e.g. /proc/PID/fd/N) and
  * mapped; all ranks must have opened it before the first operation. bytes >= coll_shm_bytes(). */
 int coll_open_shm(struct coll **out, const char *path, uint64_t bytes, int rank, int world,

@@ -14,7 +14,7 @@
 #include "worker/graphs.h"
 
 #define TIER_FACTOR 4
-#define DENSE_TIER  2048 /* for models that attend to everything */
+#define DENSE_TIER  2048  /* for models that attend to everything */
 #define SLACK       5 / 4 /* graphs hold the collectives too, which are not open yet */
 
 static const int buckets[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, GRAPHS_ROWS_MAX};
@@ -78,22 +78,9 @@ int graphs_count(const struct model *m) {
 
 /* ---- before memory is allocated ---------------------------------------------------------- */
 
-/* Where the collectives will be. */
-static int no_sum(struct coll *c, float *x, int64_t n) {
-    UNUSED(c), UNUSED(x), UNUSED(n);
-    return OK;
-}
-
-static int no_gather(struct coll *c, const void *src, void *dst, int64_t bytes) {
-    UNUSED(c), UNUSED(src), UNUSED(dst), UNUSED(bytes);
-    return OK;
-}
-
-static const struct coll_ops absent = {
-    .name = "absent", .all_reduce = no_sum, .all_gather = no_gather};
-
+/* With nothing where the collectives will be. */
 static void measure_shape(struct model *m, int rows, int outs, int tier, size_t *graph) {
-    struct coll coll = {.ops = &absent, .rank = m->rank, .world = m->world};
+    struct coll coll = {.ops = &coll_absent_ops, .rank = m->rank, .world = m->world};
     struct kneeds needs = {0};
     int rc = forward_measure(m, &coll, rows, outs, tier, &needs);
     assert(rc == OK);

@@ -2,8 +2,8 @@
  *
  * A graph replays fixed launches. So decode steps are filled up with padding rows to one of few
  * sizes, the longest context of the rows is rounded up to one of few tiers, and all pairs are
- * captured at the start: no step of a running service waits for a capture. Other steps (prompts) are
- * captured when they come again.
+ * captured at the start: no step of a running service waits for a capture. Other steps (prompts)
+ * are captured when they come again.
  *
  * Owns: nothing; the graphs are the context's.  Called by: load.c (what will they need), main.c
  * (capture), step.c, forward.c.
@@ -17,7 +17,8 @@
 
 #define GRAPHS_ROWS_MAX 64
 
-/* The smallest bucket (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) that holds so many rows; 0: none. */
+/* The smallest bucket (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) that holds so many rows; 0: none.
+ */
 int graphs_bucket(int rows);
 
 /* The smallest bucket after `bucket`; 0: it is the last. The first is after 0. */
@@ -37,7 +38,7 @@ int graphs_count(const struct model *m);
 void graphs_measure(struct model *m);
 
 struct graphs_report {
-    int made;       /* 0: all were known */
+    int made; /* 0: all were known */
     double seconds;
     uint64_t bytes; /* of device memory that is gone since */
 };

@@ -1,7 +1,7 @@
 /* worker/step.h: from a STEP message to device tables and back to a TOKENS message.
  *
- * Keeps the host side of the slots: generation, positions fed so far, page tables; refuses what does
- * not fit (a bug of the coordinator's, so it is an assert-like failure: FAILED and exit 1).
+ * Keeps the host side of the slots: generation, positions fed so far, page tables; refuses what
+ * does not fit (a bug of the coordinator's, so it is an assert-like failure: FAILED and exit 1).
  *
  * Owns: host mirrors of the slot tables and staging buffers.  Called by: the step thread; tests.
  * Tested by: tests/unit/test_step.c, tests/kernels/test_model.c
@@ -31,7 +31,8 @@ int stepper_restore(struct stepper *st, const struct msg_step *s, struct err_tex
  * sampled tokens stay where the next step finds them, and nothing waits in between.
  * submit: OK, ERR_ABORTED, or ERR_FORMAT with a sentence; at most STEPPER_DEPTH may be in flight.
  * collect: waits for the oldest and fills *out (rank 0 sends it, the others send DONE). OK, or
- * ERR_ABORTED: that one and all behind it were in vain, and the slots are where they were before. */
+ * ERR_ABORTED: that one and all behind it were in vain, and the slots are where they were before.
+ */
 #define STEPPER_DEPTH 2
 
 int stepper_submit(struct stepper *st, struct coll *coll, const struct msg_step *s,

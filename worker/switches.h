@@ -1,8 +1,8 @@
 /* worker/switches.h: debug switches: words that say how the backend computes something.
  *
- * For comparing and bisecting, not for operators: they may cost speed or memory and may go away. The
- * rows are the backend's (kernels.h); `octavo-worker --switches` prints them, `--switch NAME=VALUE,…`
- * or OCTAVO_SWITCH sets them, which workers started by a coordinator inherit.
+ * For comparing and bisecting, not for operators: they may cost speed or memory and may go away.
+ * The rows are the backend's (kernels.h); `octavo-worker --switches` prints them, `--switch
+ * NAME=VALUE,…` or OCTAVO_SWITCH sets them, which workers started by a coordinator inherit.
  *
  * Owns: nothing.  Called by: main.c, bench.c, tests; before the device is opened.
  * Fails how: ERR_SETUP with a sentence.  Limits: none.  Tested by: tests/unit/test_switches.c

@@ -1,8 +1,8 @@
 /* tests/unit/test_graphs.c: buckets, tiers, and what step graphs are counted as before memory is
  * allocated.
  *
- * The backend is a stand-in: the CPU's memory and sizes, operations that only count, and graphs that
- * are numbers.
+ * The backend is a stand-in: the CPU's memory and sizes, operations that only count, and graphs
+ * that are numbers.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -169,9 +169,8 @@ static void tiers_meet_the_selection_and_the_longest_context(void **state) {
     struct model m = {.max_context = 202752, .hp.dims.ix_topk = 2048};
     const struct {
         int context, tier;
-    } rows[] = {{1, 512},       {512, 512},      {513, 1024},      {1025, 2048},
-                {2048, 2048},   {2049, 8192},    {8193, 32768},    {32769, 131072},
-                {131073, 202752}, {202752, 202752}};
+    } rows[] = {{1, 512},     {512, 512},    {513, 1024},     {1025, 2048},     {2048, 2048},
+                {2049, 8192}, {8193, 32768}, {32769, 131072}, {131073, 202752}, {202752, 202752}};
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         if (graphs_tier(&m, rows[i].context) != rows[i].tier)
             fail_msg("context %d: expected tier %d, found %d", rows[i].context, rows[i].tier,

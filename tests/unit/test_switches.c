@@ -28,14 +28,16 @@ static void a_list_sets_what_it_names(void **state) {
 
 static void a_list_with_a_mistake_sets_nothing(void **state) {
     UNUSED(state);
-    static const char *const lists[] = {"door=open,colour=blue", "door=open,", "door", "door=",
-                                        "=open",                 "doors=open", "door=open=shut"};
+    static const char *const lists[] = {
+        "door=open,colour=blue", "door=open,", "door", "door=", "=open", "doors=open",
+        "door=open=shut"};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++) {
         struct err_text err = {0};
         rows[1].chosen = 1;
         if (switches_set(&table, lists[i], &err) != ERR_SETUP || rows[1].chosen != 1 ||
-            !strstr(err.text, "expected one of colour=red, colour=reddish, colour=green, door=open, "
-                              "door=shut, found "))
+            !strstr(err.text,
+                    "expected one of colour=red, colour=reddish, colour=green, door=open, "
+                    "door=shut, found "))
             fail_msg("%s: expected a refusal and nothing set, found %d \"%s\"", lists[i],
                      rows[1].chosen, err.text);
     }
