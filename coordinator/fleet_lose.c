@@ -196,8 +196,7 @@ static int restarts_within(const struct fleet *f, uint64_t now_us) {
     return n;
 }
 
-/* None for the first in a while, then restart_delay_ms, twice that, … */
-static uint64_t delay_of(const struct fleet *f, struct worker *w) {
+uint64_t fleet_restart_delay_us(const struct fleet *f, struct worker *w) {
     if (w->cause == CAUSE_ASKED) return 0;
     if (w->ready_us && w->lost_us - w->ready_us >= HEALTHY_US) w->streak = 0;
     uint64_t delay = w->streak ? (uint64_t)f->o.restart_delay_ms * 1000 : 0;
@@ -234,7 +233,7 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     }
     for (int r = 0; r < f->world; r++) {
         if (!f->w[r].lost) continue;
-        uint64_t own = delay_of(f, &f->w[r]);
+        uint64_t own = fleet_restart_delay_us(f, &f->w[r]);
         delay = MAX(delay, own);
         lost++;
     }

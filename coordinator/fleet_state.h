@@ -139,6 +139,9 @@ bool fleet_any_open(const struct fleet *f);
 void fleet_see_exits(struct fleet *f, uint64_t now_us);
 void fleet_check_silence(struct fleet *f, uint64_t now_us);
 void fleet_check_clear(struct fleet *f, uint64_t now_us);
+/* Before the successor of w, which was lost at w->lost_us: none for the first in a while, then
+ * restart_delay_ms, twice that, … */
+uint64_t fleet_restart_delay_us(const struct fleet *f, struct worker *w);
 void fleet_spawn_lost(struct fleet *f, uint64_t now_us);
 
 /* fleet_step.c: a step is on its way; how long it may take. */

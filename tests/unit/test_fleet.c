@@ -104,6 +104,34 @@ static void a_step_may_take_longer_the_more_it_feeds_and_the_farther_it_looks_ba
     assert_true(fleet_step_bound_us(&f, 1) > 2 * 3 * SECOND_US);
 }
 
+/* A clock that only this test turns. */
+static void restarts_wait_twice_as_long_each_time_until_a_minute_of_health(void **state) {
+    UNUSED(state);
+    static struct fleet f;
+    static struct worker w;
+    static const uint64_t want_ms[] = {0, 100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000};
+    f.o.restart_delay_ms = 100;
+    uint64_t now = 1000 * SECOND_US;
+    for (int life = 0; life < 3; life++) {
+        for (size_t i = 0; i < ARRAY_LEN(want_ms); i++) {
+            w.ready_us = i % 2 ? now : 0; /* whether it got so far or not */
+            now += i ? 59 * SECOND_US : 0;
+            w.lost_us = now;
+            assert_int_equal(fleet_restart_delay_us(&f, &w), want_ms[i] * 1000);
+        }
+        w.ready_us = now;
+        now += 60 * SECOND_US;
+        w.lost_us = now;
+        assert_int_equal(fleet_restart_delay_us(&f, &w), 0);
+        assert_int_equal(fleet_restart_delay_us(&f, &(struct worker){.streak = 70, .lost_us = now}),
+                         DELAY_MAX_US);
+        w = (struct worker){0};
+    }
+    w.cause = CAUSE_ASKED; /* is nobody's failure */
+    w.streak = 5;
+    assert_int_equal(fleet_restart_delay_us(&f, &w), 0);
+}
+
 static void a_start_time_belongs_to_a_living_process(void **state) {
     UNUSED(state);
     uint64_t mine = child_start_time(getpid());
@@ -198,6 +226,7 @@ int main(void) {
         cmocka_unit_test(fewer_cores_than_workers_are_shared),
         cmocka_unit_test(the_cache_is_as_large_as_useful_and_no_larger_than_there_is_room),
         cmocka_unit_test(a_step_may_take_longer_the_more_it_feeds_and_the_farther_it_looks_back),
+        cmocka_unit_test(restarts_wait_twice_as_long_each_time_until_a_minute_of_health),
         cmocka_unit_test(a_start_time_belongs_to_a_living_process),
         cmocka_unit_test(a_command_line_says_who_and_the_environment_proves_it),
         cmocka_unit_test(a_child_is_started_seen_to_end_and_killed),
