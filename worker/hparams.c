@@ -298,7 +298,7 @@ static int no_visit(void *user, const struct tensor_need *n, struct err_text *er
     return OK;
 }
 
-int model_read_hparams(struct hparams *hp, const struct gguf *g, struct err_text *err) {
+static int read_all(struct hparams *hp, const struct gguf *g, struct err_text *err) {
     struct reader r = {.g = g, .err = err};
     memset(hp, 0, sizeof *hp);
     TRY(read_arch(&r, hp));
@@ -309,4 +309,11 @@ int model_read_hparams(struct hparams *hp, const struct gguf *g, struct err_text
     TRY(read_experts(&r, hp));
     TRY(read_vocabulary(&r, hp));
     return tensors_each(hp, g, no_visit, NULL, err);
+}
+
+/* Whoever finds the fault knows key or tensor; the file is known here. */
+int model_read_hparams(struct hparams *hp, const struct gguf *g, struct err_text *err) {
+    struct err_text why = {0};
+    int rc = read_all(hp, g, &why);
+    return rc < 0 ? err_set(err, rc, "%.200s: %s", gguf_part_path(g, 0), why.text) : rc;
 }

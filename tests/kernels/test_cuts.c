@@ -201,8 +201,9 @@ static void a_scale_beside_weights_is_not_left_out(void **state) {
     struct hparams hp;
     struct err_text err = {0};
     assert_int_equal(model_read_hparams(&hp, g, &err), ERR_FORMAT);
-    assert_string_equal(err.text, "output.weight: expected NVFP4 weights without a scale of their "
-                                  "own, found output.scale");
+    assert_string_equal(err.text,
+                        "cuts.gguf: output.weight: expected NVFP4 weights without a scale of their "
+                        "own, found output.scale");
     gguf_close(g);
     free(b.p);
 }
