@@ -117,6 +117,8 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
         break;
     case MSG_BEAT:
         w->beat = m->beat;
+        if (w->state == WORKER_LOADED && m->beat.state == WORKER_CAPTURING)
+            w->state = WORKER_CAPTURING; /* until all are ready */
         break;
     case MSG_FAILED:
         w->failed = m->failed;
