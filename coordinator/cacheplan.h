@@ -1,7 +1,7 @@
 /* coordinator/cacheplan.h: how many cache pages every rank is told to hold.
  *
- * Owns: nothing; pure but for cache_host_available.  Called by: fleet.c.
- * Fails how: 0 when not even one page fits.  Tested by: tests/unit/test_fleet.c
+ * Owns: nothing; pure but for cache_host_available and what cache_plan logs.  Called by: fleet_join.c.
+ * Fails how: 0 or ERR_SETUP when not even one page fits, or not as many as were asked for.  Tested by: tests/unit/test_fleet.c
  */
 #ifndef OCTAVO_COORDINATOR_CACHEPLAN_H
 #define OCTAVO_COORDINATOR_CACHEPLAN_H
@@ -21,6 +21,10 @@ struct cache_room {
 };
 
 int64_t cache_plan_pages(const struct cache_room *r);
+
+/* The same, printed with what it is made of. ERR_SETUP with both numbers when what was asked for is
+ * more than there is, or when there is room for no page. */
+int cache_plan(const struct cache_room *r, int64_t *pages, struct err_text *err);
 
 uint64_t cache_host_available(void); /* MemAvailable in bytes, 0 if unknown */
 

@@ -55,6 +55,8 @@ struct engine_request {
     bool ignore_eos;
     const int32_t *stop_ids; /* besides the model's end tokens; copied */
     int n_stop_ids;
+    bool lockstep;         /* no row of it is sent before its last token is known, as a grammar needs;
+                            * the others of a step are sent ahead all the same */
     int priority;          /* lower runs first; default 0 */
     uint64_t timeout_us;   /* from now to its end; 0: as long as it takes */
     const void *cache_salt; /* what is computed is found again by requests of the same salt alone */

@@ -22,7 +22,7 @@
 #define COPY_LEAST_US   (10 * SECOND_US)
 #define COPY_LEAST_RATE 20.0 /* bytes a microsecond: slower is stuck */
 
-static int64_t plan_pages(const struct fleet *f) {
+static int plan_pages(const struct fleet *f, int64_t *pages, struct err_text *err) {
     struct cache_room room = {.host_memory = !strcmp(f->o.device, "cpu"),
                               .host_available_bytes = cache_host_available(),
                               .free_bytes = UINT64_MAX,
@@ -37,7 +37,7 @@ static int64_t plan_pages(const struct fleet *f) {
         room.free_bytes = MIN(room.free_bytes, f->w[r].sizes.free_bytes);
         room.page_bytes = MAX(room.page_bytes, f->w[r].sizes.page_bytes);
     }
-    return cache_plan_pages(&room);
+    return cache_plan(&room, pages, err);
 }
 
 static uint64_t shm_open_new(struct fleet *f) {
@@ -69,11 +69,9 @@ static void look_for_caches(struct fleet *f) {
 /* All are LOADED: says JOIN to everybody, with the same numbers. */
 void fleet_join_all(struct fleet *f, uint64_t now_us) {
     progress_end(&f->progress);
-    if (f->pages == 0) f->pages = plan_pages(f);
-    if (f->pages == 0) {
-        fleet_fatal(f, EXIT_SETUP, now_us,
-                    "cache: expected memory for a page of %d tokens, found none",
-                    LIMIT_PAGE_TOKENS);
+    struct err_text err;
+    if (f->pages == 0 && plan_pages(f, &f->pages, &err) < 0) {
+        fleet_fatal(f, EXIT_SETUP, now_us, "%s", err.text);
         return;
     }
     uint64_t shm_bytes = shm_open_new(f);

@@ -115,10 +115,12 @@ static int reserve(struct seq *q) {
     return OK;
 }
 
-/* Positions that can be fed now; 0 when the last sample allowed is already on its way. */
+/* Positions that can be fed now; 0 when the last sample allowed is already on its way, or any of a
+ * sequence that goes in lockstep. */
 static int32_t to_feed(const struct seq *q) {
     int32_t length = q->n_tokens + q->n_pending;
-    return q->mark != MARK_NONE || length >= q->max_total ? 0 : length - q->n_fed;
+    if (q->mark != MARK_NONE || length >= q->max_total || (q->lockstep && q->n_pending)) return 0;
+    return length - q->n_fed;
 }
 
 static void entry_add(struct sched *s, struct seq *q, int32_t count, struct msg_step *step,

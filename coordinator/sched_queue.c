@@ -190,6 +190,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t now_u
                       .stop_ids = stops,
                       .n_stop_ids = r->n_stop_ids,
                       .ignore_eos = r->ignore_eos,
+                      .lockstep = r->lockstep,
                       .sampling = r->sampling,
                       .root = sched_digest(s->o.secret, r->cache_salt, r->n_cache_salt),
                       .slot = NONE};

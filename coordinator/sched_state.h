@@ -29,7 +29,7 @@ struct seq {
     int32_t n_tokens, n_prompt, max_total, cap_tokens;
     int32_t *stop_ids;
     int n_stop_ids;
-    bool ignore_eos;
+    bool ignore_eos, lockstep;
     struct msg_sampling sampling;
     /* while it has a slot */
     int32_t slot;

@@ -37,6 +37,7 @@ struct req { /* what the client knows and is owed */
     int n_prompt, max_total;
     int salt;     /* 0: none */
     bool penalty; /* its device must hear every token */
+    bool lockstep;
     uint64_t timeout_us, deadline_us; /* 0: none */
     int32_t stop_id; /* -1: none */
     bool ignore_eos;
@@ -269,6 +270,7 @@ static struct req *sim_submit_text(struct sim *m, int n_prompt, int max_tokens, 
                                 .sink = sim_sink,
                                 .user = r};
     q.timeout_us = r->timeout_us;
+    q.lockstep = r->lockstep;
     r->deadline_us = m->now_us + r->timeout_us;
     q.sampling.seed = r->seed;
     q.sampling.repetition = r->penalty ? 2 : 1;
@@ -318,6 +320,7 @@ static void sim_submit_random(struct sim *m) {
     int n_prompt = 1 + below(m, below(m, 4) ? 90 : 400);
     struct req *r = sim_next(m);
     r->penalty = below(m, 2);
+    r->lockstep = below(m, 4) == 0;
     r->salt = below(m, 4) ? 0 : 1 + below(m, 2);
     r->timeout_us = below(m, 6) ? 0 : 1 + (uint64_t)below(m, 50000);
     int n = borrow(m, r, 400);
@@ -418,6 +421,7 @@ static bool sim_plan(struct sim *m) {
             if ((e->page_first + k + 1) * ROWS_MAX > e->pos) CHECK(m, m->named[page] <= m->answered);
         }
         const struct seq *q = &m->s->seqs[m->s->slots[e->slot].seq];
+        CHECK(m, !q->lockstep || e->token_at >= 0);
         for (int k = e->pos / ROWS_MAX; k <= (e->pos + e->count - 1) / ROWS_MAX; k++) {
             CHECK_EQ(m, "holders of a page that is written", 1, m->s->pages.page[q->pages[k]].refs);
             CHECK(m, !m->s->pages.page[q->pages[k]].named);

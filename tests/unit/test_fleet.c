@@ -71,9 +71,20 @@ static void the_cache_is_as_large_as_useful_and_no_larger_than_there_is_room(voi
     assert_int_equal(cache_plan_pages(&r), 900); /* nine tenths of 4 MB, over four ranks */
     r.cache_tokens = 65;
     assert_int_equal(cache_plan_pages(&r), 2);
+    struct err_text err = {0};
+    int64_t pages;
+    r.cache_tokens = 1000 * LIMIT_PAGE_TOKENS;
+    assert_int_equal(cache_plan(&r, &pages, &err), OK); /* all there is, if that is asked for */
+    assert_int_equal(pages, 1000);
+    r.cache_tokens++;
+    assert_int_equal(cache_plan(&r, &pages, &err), ERR_SETUP);
+    assert_non_null(strstr(err.text, "at most the 64000"));
+    assert_non_null(strstr(err.text, "found 64001"));
     r.cache_tokens = 0;
     r.free_bytes = 4000;
     assert_int_equal(cache_plan_pages(&r), 0);
+    assert_int_equal(cache_plan(&r, &pages, &err), ERR_SETUP);
+    assert_non_null(strstr(err.text, "found 4000 bytes"));
     assert_true(cache_host_available() > 0);
 }
 

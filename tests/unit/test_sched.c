@@ -149,6 +149,27 @@ static void a_late_stop_costs_one_row_that_no_client_sees(void **state) {
     assert_int_equal(rows[2], rows[1] + 1);
 }
 
+static void who_goes_in_lockstep_holds_nobody_else_up(void **state) {
+    UNUSED(state);
+    struct sim *m = sim_new(15, 4, 64, 3, 8, 400);
+    struct req *r[2];
+    for (int i = 0; i < 2; i++) {
+        r[i] = sim_next(m);
+        r[i]->prompt[0] = i;
+        r[i]->lockstep = i == 0;
+        sim_submit_text(m, 1, 30, 0, -1, true, NULL);
+    }
+    for (int i = 0; i < 12; i++) {
+        while (sim_plan(m)) continue;
+        sim_answer(m);
+    }
+    assert_int_equal(r[1]->n_got, 12); /* one for each answer */
+    assert_int_equal(r[0]->n_got, 4);  /* one for each time that all were answered */
+    sim_drain(m);
+    assert_int_equal(r[0]->n_got + r[1]->n_got, 60);
+    sim_free(m);
+}
+
 static void a_cancelled_request_gives_its_slot_and_pages_to_the_next_step(void **state) {
     UNUSED(state);
     struct sim *m = sim_new(7, 1, 300, 1, 4, 300);
@@ -309,6 +330,7 @@ int main(void) {
         cmocka_unit_test(a_prompt_that_leaves_no_room_is_refused_and_a_long_answer_is_clipped),
         cmocka_unit_test(a_sequence_as_long_as_the_whole_cache_is_served_beside_others),
         cmocka_unit_test(a_late_stop_costs_one_row_that_no_client_sees),
+        cmocka_unit_test(who_goes_in_lockstep_holds_nobody_else_up),
         cmocka_unit_test(a_cancelled_request_gives_its_slot_and_pages_to_the_next_step),
         cmocka_unit_test(after_a_lost_device_the_prompt_and_the_tokens_so_far_are_fed_again),
         cmocka_unit_test(after_a_lost_rank_only_what_was_not_answered_is_fed_again),
