@@ -2,7 +2,7 @@
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
  * Limits: the tensor-core kernel takes r_kv 512 and d_rope 64 in half precision; other shapes and
- * float32 caches go through the plain one.
+ * float32 caches go through the plain one, many rows of many heads on Hopper through attend_many.cu.
  * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
  * One row's heads share its latents, so heads are the rows of the product: a block takes 16, 32 or
@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/attend_many.cuh"
 #include "kernels/cuda/cache.cuh"
 
 #define R          512
@@ -344,7 +345,7 @@ void cuda_attend(struct kctx *c, const struct kop_attend *o) {
     cuda_image_forget(c);
     const struct kdims *d = o->dims;
     int T = o->batch->n_rows;
-    if (T == 0) return;
+    if (T == 0 || cuda_attend_many(c, o)) return;
     struct attend_args a = {};
     a.pos = o->batch->pos, a.slot = o->batch->slot, a.page_table = o->seqs->page_table;
     a.max_pages = o->seqs->max_pages, a.heads = d->n_heads, a.K = d->ix_topk;
@@ -373,6 +374,7 @@ void cuda_attend(struct kctx *c, const struct kop_attend *o) {
 }
 
 void cuda_attend_init(struct kctx *c) {
+    cuda_attend_many_init(c);
     allow_smem(attend_kernel<1>, attend_smem<1>());
     if (c->smem_block > attend_smem<2>()) allow_smem(attend_kernel<2>, attend_smem<2>());
     if (c->smem_block > attend_smem<4>()) allow_smem(attend_kernel<4>, attend_smem<4>());

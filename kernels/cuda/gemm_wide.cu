@@ -22,14 +22,19 @@
 #include "kernels/cuda/unpack.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-#define WARPS    8  /* that multiply: two groups of four */
-#define TILES    16 /* of sixteen weight rows per block */
+#define WARPS    16 /* that multiply, a tile of sixteen weight rows each: four groups of four */
 #define X_STEP   64 /* columns of x per stage */
 #define X_STAGE  (GEMM_COLS * X_STEP * 2)
 #define W_STAGES 3
 #define X_STAGES 10 /* at most */
 #define THREADS  (WARPS * 32 + 128)
+/* Registers of a thread: what the block starts with (96 each) goes from those that fetch to those
+ * that multiply; not one more is there. */
+#define MULTIPLIES 112
+#define FETCHES    32
 #define BARRIERS 256 /* bytes */
+#define TRADE    16  /* sums of a lane that change hands at a time */
+#define TRADED   (WARPS / 2 * TRADE * 32 * 4)
 
 struct wide_args {
     struct {
@@ -39,7 +44,7 @@ struct wide_args {
         int n_rows, first; /* rows; number of its first block of rows */
     } mat[GEMM_JOBS];
     int n_mats, row_blocks; /* of all matrices together */
-    const uint8_t *w2;      /* rows of w and w2 alternate: y = silu(w x) * (w2 x) */
+    const uint8_t *w2;      /* half of a block's rows are of w2: y = silu(w x) * (w2 x) */
     int64_t w_mat, y_head;
     int tile0, cols; /* first tile of weight rows */
     const uint8_t *x;
@@ -180,16 +185,16 @@ static __device__ __forceinline__ void fetch_weights(const struct wide_args &a,
     for (int at = blockIdx.x; at < wide_tiles(a); at += gridDim.x) {
         struct wide_place p = wide_place(a, at);
         int tiles = (a.mat[p.job].n_rows + 15) / 16;
-        int tile = PAIR ? p.rows * (TILES / 2) + lane / 2 : p.rows * TILES + lane;
-        const uint8_t *w = PAIR && lane % 2 ? a.w2 : a.mat[p.job].w;
+        int tile = PAIR ? p.rows * (WARPS / 2) + lane % (WARPS / 2) : p.rows * WARPS + lane;
+        const uint8_t *w = PAIR && lane >= WARPS / 2 ? a.w2 : a.mat[p.job].w;
         w += p.matrix * a.w_mat + (a.tile0 + min(tile, tiles - 1)) * tile_bytes;
         for (int run = 0; run < runs; run++) {
             int bytes = min(RC, a.cols - run * RC) / quant<TYPE>::cols * quant<TYPE>::bytes;
             mbar_wait(r.bar_empty(), r.parity ^ 1);
-            if (lane == 0) mbar_expect(r.bar_full(), TILES * bytes);
+            if (lane == 0) mbar_expect(r.bar_full(), WARPS * bytes);
             __syncwarp();
-            if (lane < TILES)
-                bulk_load(r.data + (r.at * TILES + lane) * RB, w + (int64_t)run * RB, bytes,
+            if (lane < WARPS)
+                bulk_load(r.data + (r.at * WARPS + lane) * RB, w + (int64_t)run * RB, bytes,
                           r.bar_full());
             r.step();
         }
@@ -213,104 +218,68 @@ static __device__ __forceinline__ void fetch_x(const struct wide_args &a, struct
     }
 }
 
-/* Two tiles of sixteen rows by 32 columns times N rows of x, begun. */
+/* Sixteen rows of each warp by 64 columns times N rows of x, begun. */
 template <int N>
-static __device__ __forceinline__ void products(float (&acc)[2][GEMM_COLS / 2],
+static __device__ __forceinline__ void products(float (&acc)[GEMM_COLS / 2],
                                                 const uint32_t (&op)[2][8], uint64_t b) {
     wg_fence();
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) wg_product<N>::add(acc[i], &op[i][4 * k], b + 2 * k);
+    for (int k = 0; k < 4; k++) wg_product<N>::add(acc, &op[k / 2][k % 2 * 4], b + 2 * k);
+    wg_commit();
 }
 
-/* One warp's two tiles of sixteen rows times n rows of x. Products of 32 columns are a group; the
- * registers of a group are filled while the group before is being multiplied. One loop for all
- * widths, as sums of different lengths would each get registers of their own. */
-template <int TYPE>
-static __device__ __forceinline__ void
-multiply(const struct wide_args &a, int n, const uint8_t *w_data, struct wide_ring &w,
-         struct wide_ring &x, float (&acc)[2][GEMM_COLS / 2]) {
-    constexpr int RC = run_cols<TYPE>(), RB = run_bytes<TYPE>(), PER_RUN = RC / X_STEP;
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, steps = (a.cols + X_STEP - 1) / X_STEP;
-    uint32_t x_done = 0; /* barrier of the stage before */
-    const uint8_t *cell = w_data;
-    struct cell_scales<TYPE> sc[2];
+/* One stage of x: its columns are columns 64 s .. 64 s + 63 of the weights at `cell`, of which `left`
+ * are real. */
+template <int TYPE, int N>
+static __device__ __forceinline__ void step(const struct wide_args &a, const uint8_t *cell,
+                                            const struct cell_scales<TYPE> &sc, int s, int left,
+                                            struct wide_ring &x, float (&acc)[GEMM_COLS / 2]) {
+    int lane = threadIdx.x & 31;
+    uint32_t op[2][8];
+    if constexpr (quant<TYPE>::cols == 256) {
+        __half2 by[2][4], less[2][4];
+        uint32_t bits = 0;
+        sc.of(0, s, by[0], less[0]);
+        sc.of(1, s, by[1], less[1]);
+        if constexpr (TYPE == KT_Q5_K)
+            bits = *(const uint32_t *)(cell + 8 * 256 + s * 128 + lane * 4);
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+        for (int h = 0; h < 2; h++)
+            unpack_group<TYPE>(cell, s, h, lane, a.magic, bits, by, less, op[h]);
+    } else {
 #pragma unroll
-        for (int k = 0; k < GEMM_COLS / 2; k++) acc[i][k] = 0;
-#pragma unroll 1
-    for (int step = 0; step < steps; step++) {
-        int s = step % PER_RUN;
-        if (s == 0) {
-            mbar_wait(w.bar_full(), w.parity);
-            cell = w_data + (w.at * TILES + 2 * warp) * RB;
-            sc[0].load(cell, lane);
-            sc[1].load(cell + RB, lane);
-        }
-        __half2 by[2][2][4], less[2][2][4];
-        uint32_t bits[2] = {0, 0};
-        if constexpr (quant<TYPE>::cols == 256) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                sc[i].of(0, s, by[i][0], less[i][0]);
-                sc[i].of(1, s, by[i][1], less[i][1]);
-                if constexpr (TYPE == KT_Q5_K)
-                    bits[i] = *(const uint32_t *)(cell + i * RB + 8 * 256 + s * 128 + lane * 4);
-            }
-        }
-        mbar_wait(x.bar_full(), x.parity);
-        uint64_t b = wg_tile(x.data + x.at * X_STAGE);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t op[2][8];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if constexpr (quant<TYPE>::cols == 256)
-                    unpack_group<TYPE>(cell + i * RB, s, h, lane, a.magic, bits[i], by[i], less[i],
-                                       op[i]);
-                else
-                    unpack_q8(cell + i * RB + (2 * s + h) * quant<TYPE>::bytes, lane,
-                              step * X_STEP + 32 * h < a.cols, op[i]);
-            }
-            switch ((n + 15) / 16) {
-            case 1:
-            case 2:
-                products<32>(acc, op, b + 4 * h);
-                break;
-            case 3:
-                products<48>(acc, op, b + 4 * h);
-                break;
-            case 4:
-                products<64>(acc, op, b + 4 * h);
-                break;
-            case 5:
-                products<80>(acc, op, b + 4 * h);
-                break;
-            case 6:
-                products<96>(acc, op, b + 4 * h);
-                break;
-            case 7:
-                products<112>(acc, op, b + 4 * h);
-                break;
-            default:
-                products<128>(acc, op, b + 4 * h);
-            }
-            wg_commit();
-            if (h == 1 && (s == PER_RUN - 1 || step == steps - 1)) { /* weights are in registers */
-                __syncwarp();
-                if (lane == 0) mbar_arrive(w.bar_empty());
-                w.step();
-            }
-            wg_wait<1>();
-            if (h == 0 && step > 0 && lane == 0) mbar_arrive(x_done);
-        }
-        x_done = x.bar_empty();
-        x.step();
+        for (int h = 0; h < 2; h++)
+            unpack_q8(cell + (2 * s + h) * quant<TYPE>::bytes, lane, left > 32 * h, op[h]);
     }
+    mbar_wait(x.bar_full(), x.parity);
+    products<N>(acc, op, wg_tile(x.data + x.at * X_STAGE));
     wg_wait<0>();
-    if (lane == 0) mbar_arrive(x_done);
+    if (lane == 0) mbar_arrive(x.bar_empty());
+    x.step();
+}
+
+/* One warp's sixteen rows times N rows of x. While a group of warps waits for its products of 64
+ * columns, the others unpack: four groups keep the tensor cores busy. */
+template <int TYPE, int N>
+static __device__ __forceinline__ void multiply(const struct wide_args &a, const uint8_t *w_data,
+                                                struct wide_ring &w, struct wide_ring &x,
+                                                float (&acc)[GEMM_COLS / 2]) {
+    constexpr int RC = run_cols<TYPE>(), RB = run_bytes<TYPE>();
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int left = a.cols; left > 0; left -= RC) {
+        mbar_wait(w.bar_full(), w.parity);
+        const uint8_t *cell = w_data + (w.at * WARPS + warp) * RB;
+        struct cell_scales<TYPE> sc;
+        sc.load(cell, lane);
+#pragma unroll
+        for (int s = 0; s < RC / X_STEP; s++)
+            if (quant<TYPE>::cols == 256 || s == 0 || left > s * X_STEP)
+                step<TYPE, N>(a, cell, sc, s, left - s * X_STEP, x, acc);
+        __syncwarp();
+        if (lane == 0) mbar_arrive(w.bar_empty());
+        w.step();
+    }
 }
 
 /* silu(g) * u; exact to some units of the last place of float. */
@@ -318,13 +287,39 @@ static __device__ __forceinline__ float gated(float g, float u) {
     return __fdividef(g, 1.f + __expf(-g)) * u;
 }
 
+/* Both warps of a pair hold the same places of their two matrices; the upper one's sums go to the
+ * lower one through shared memory, TRADE at a time, and are multiplied there. */
+static __device__ __forceinline__ void trade(float (&acc)[GEMM_COLS / 2], int n, float *shelf) {
+    constexpr float unscale = X_UNSCALE / UNPACK_SCALE;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, pair = warp % (WARPS / 2);
+    bool upper = warp >= WARPS / 2;
+    float *place = shelf + pair * TRADE * 32 + lane;
+#pragma unroll
+    for (int k = 0; k < GEMM_COLS / 2; k += TRADE) {
+        if (k * 2 >= n) break;
+        if (upper) {
+#pragma unroll
+            for (int i = 0; i < TRADE; i++) place[i * 32] = acc[k + i];
+        }
+        asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
+        if (!upper) {
+#pragma unroll
+            for (int i = 0; i < TRADE; i++)
+                acc[k + i] = gated(acc[k + i] * unscale, place[i * 32] * unscale);
+        }
+        asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
+    }
+}
+
 template <bool PAIR>
 static __device__ __forceinline__ void write_tile(const struct wide_args &a, int at,
-                                                  const float (&acc)[2][GEMM_COLS / 2]) {
-    constexpr float unscale = X_UNSCALE / UNPACK_SCALE;
+                                                  float (&acc)[GEMM_COLS / 2], float *shelf) {
+    constexpr float unscale = PAIR ? 1.f : X_UNSCALE / UNPACK_SCALE;
     struct wide_place p = wide_place(a, at);
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int row = (PAIR ? p.rows * (TILES / 2) + warp : p.rows * TILES + 2 * warp) * 16 + g;
+    if (PAIR) trade(acc, p.n, shelf);
+    if (PAIR && warp >= WARPS / 2) return;
+    int row = (p.rows * (PAIR ? WARPS / 2 : WARPS) + warp) * 16 + g;
     int left = a.mat[p.job].n_rows - row; /* of the matrix from this lane's first row on */
     float *out = a.mat[p.job].y + p.head * a.y_head + row;
 #pragma unroll
@@ -332,15 +327,8 @@ static __device__ __forceinline__ void write_tile(const struct wide_args &a, int
         int col = j / 2 * 8 + 2 * t + j % 2, k = j / 2 * 4 + j % 2;
         if (col >= p.n) continue;
         float *y = out + (a.seg ? a.list[p.x0 + col] : p.x0 + col) * a.mat[p.job].y_row;
-        if constexpr (PAIR) {
-            if (left > 0) y[0] = gated(acc[0][k] * unscale, acc[1][k] * unscale);
-            if (left > 8) y[8] = gated(acc[0][k + 2] * unscale, acc[1][k + 2] * unscale);
-        } else {
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                if (left > 8 * (r % 2) + 16 * (r / 2))
-                    y[8 * r] = acc[r / 2][k + r % 2 * 2] * unscale;
-        }
+        if (left > 0) y[0] = acc[k] * unscale;
+        if (left > 8) y[8] = acc[k + 2] * unscale;
     }
 }
 
@@ -354,8 +342,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     struct wide_ring x = {smem_addr(smem), 0, (uint32_t)a.x_stages, 0, 0};
     uint8_t *w_data = smem + a.x_stages * X_STAGE;
     struct wide_ring w = {smem_addr(w_data), 0, (uint32_t)a.w_stages, 0, 0};
-    x.full = w.data + a.w_stages * TILES * run_bytes<TYPE>();
+    x.full = w.data + a.w_stages * WARPS * run_bytes<TYPE>();
     w.full = x.full + 16 * x.stages;
+    float *shelf = (float *)(w_data + a.w_stages * WARPS * run_bytes<TYPE>() + BARRIERS);
     int warp = threadIdx.x >> 5;
     if (threadIdx.x == 0) {
         wide_init(x);
@@ -366,17 +355,28 @@ static __global__ void __launch_bounds__(THREADS, 1)
     gdc_trigger();
     gdc_wait();
     if (warp >= WARPS) {
-        wg_fewer_registers<40>();
+        wg_fewer_registers<FETCHES>();
         if (warp == WARPS)
             fetch_weights<TYPE, PAIR>(a, w);
         else if (threadIdx.x == (WARPS + 1) * 32)
             fetch_x(a, x);
     } else {
-        wg_more_registers<232>();
+        wg_more_registers<MULTIPLIES>();
         for (int at = blockIdx.x; at < wide_tiles(a); at += gridDim.x) {
-            float acc[2][GEMM_COLS / 2];
-            multiply<TYPE>(a, wide_place(a, at).n, w_data, w, x, acc);
-            write_tile<PAIR>(a, at, acc);
+            float acc[GEMM_COLS / 2];
+#pragma unroll
+            for (int k = 0; k < GEMM_COLS / 2; k++) acc[k] = 0;
+            switch ((wide_place(a, at).n + 15) / 16) {
+            case 1:
+            case 2: multiply<TYPE, 32>(a, w_data, w, x, acc); break;
+            case 3: multiply<TYPE, 48>(a, w_data, w, x, acc); break;
+            case 4: multiply<TYPE, 64>(a, w_data, w, x, acc); break;
+            case 5: multiply<TYPE, 80>(a, w_data, w, x, acc); break;
+            case 6: multiply<TYPE, 96>(a, w_data, w, x, acc); break;
+            case 7: multiply<TYPE, 112>(a, w_data, w, x, acc); break;
+            default: multiply<TYPE, 128>(a, w_data, w, x, acc);
+            }
+            write_tile<PAIR>(a, at, acc, shelf);
         }
     }
 #endif
@@ -386,8 +386,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
  */
 
 template <int TYPE> static void wide_launch(struct kctx *c, struct wide_args *a, int64_t tiles) {
-    int w_stage = TILES * run_bytes<TYPE>(), room = c->smem_block - BARRIERS;
-    a->w_stages = std::min(W_STAGES, room / 2 / w_stage);
+    int w_stage = WARPS * run_bytes<TYPE>(), room = c->smem_block - BARRIERS - (a->w2 ? TRADED : 0);
+    a->w_stages = std::min(W_STAGES, room / 8 * 5 / w_stage);
     a->x_stages = std::min(X_STAGES, (room - a->w_stages * w_stage) / X_STAGE);
     a->magic = 0x64006400;
     launch(c, a->w2 ? wide_kernel<TYPE, true> : wide_kernel<TYPE, false>,
@@ -440,7 +440,7 @@ void cuda_wide_gemm(struct kctx *c, const struct gemm_job *j, int n_jobs, bool x
     }
     for (int i = 0; i < n_jobs; i++) {
         a.mat[i] = {j[i].w, j[i].y, j[i].y_row, j[i].rows, a.row_blocks};
-        a.row_blocks += (int)ceil_div(j[i].rows, TILES * 16);
+        a.row_blocks += (int)ceil_div(j[i].rows, WARPS * 16);
     }
     a.n_mats = n_jobs, a.w_mat = j->w_head, a.y_head = j->y_head, a.n_x = j->n_rows;
     int64_t blocks = (int64_t)a.row_blocks * j->heads;
@@ -456,7 +456,7 @@ void cuda_wide_grouped(struct kctx *c, const struct gemm_groups *g) {
     a.n_mats = 1, a.w2 = g->mode == GEMM_GATE_UP ? g->w2 : NULL, a.w_mat = g->w_mat;
     a.tile0 = g->row0 / 16;
     CU_REQUIRE(g->mode != GEMM_TIMES_GATE);
-    a.row_blocks = (int)ceil_div(g->n_rows, a.w2 ? TILES * 8 : TILES * 16);
+    a.row_blocks = (int)ceil_div(g->n_rows, a.w2 ? WARPS * 8 : WARPS * 16);
     a.seg = g->seg, a.list = g->list;
     wide_dispatch(c, &a, g->type, (int64_t)g->segs_max * a.row_blocks);
 }
