@@ -193,6 +193,7 @@ static int start_engine(struct serve *s, struct err_text *err) {
                                .depth = (int)set->pipeline,
                                .load_timeout_s = (int)set->load_timeout,
                                .load_stall_ms = (int)set->load_stall_ms,
+                               .restart_delay_ms = (int)set->restart_delay_ms,
                                .step_timeout_s = (int)set->step_timeout,
                                .drain_timeout_s = (int)set->drain_timeout,
                                .restarts_max = (int)set->restarts_max,

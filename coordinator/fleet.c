@@ -51,12 +51,13 @@ int fleet_start(struct fleet **out, uv_loop_t *loop, const struct engine_options
     f->tick_us = now_us;
     f->progress.bar = o->progress_bar;
     f->in = malloc(sizeof *f->in);
+    f->restart_us = calloc((size_t)o->restarts_max + 1, sizeof *f->restart_us);
     if (access(o->worker_path, X_OK) < 0) {
         err_set(err, ERR_SETUP, "%.300s: expected the worker's program, found: %s", o->worker_path,
                 strerror(errno));
         goto fail;
     }
-    if (!f->in || launch_init(&f->launch) < 0) {
+    if (!f->in || !f->restart_us || launch_init(&f->launch) < 0) {
         err_set(err, ERR_SETUP, "fleet: expected memory, randomness and a core, found: %s",
                 strerror(errno));
         goto fail;
@@ -80,6 +81,7 @@ fail:
     fleet_gate_close(f);
     launch_deinit(&f->launch);
     free(f->in);
+    free(f->restart_us);
     free(f);
     return rc;
 }
@@ -93,6 +95,7 @@ static void on_poll_closed(uv_handle_t *h) {
     launch_deinit(&f->launch);
     if (f->shm_fd >= 0) close(f->shm_fd);
     free(f->in);
+    free(f->restart_us);
     free(f);
     closed(user);
 }

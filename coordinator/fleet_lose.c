@@ -2,7 +2,7 @@
  *
  * Owns: nothing.  Called by: fleet.c from its tick, and whoever finds a rank at fault.
  * Fails how: too many restarts end the fleet (EXIT_FAILED), a program that cannot be started too.
- * Limits: restarts_max within restart_window_s; DELAY_MAX_US.
+ * Limits: restarts_max within restart_window_s; DELAY_CAP.
  * Tested by: tests/unit/test_engine.c, tests/faults/test_rank_restart.py
  *
  * Every loss goes the same way, whatever was lost and wherever: one log line that names rank, step
@@ -191,7 +191,7 @@ void fleet_check_silence(struct fleet *f, uint64_t now_us) {
 static int restarts_within(const struct fleet *f, uint64_t now_us) {
     uint64_t window = (uint64_t)f->o.restart_window_s * SECOND_US;
     int n = 0;
-    for (uint64_t i = 0; i < MIN(f->restarts, RESTARTS_KEPT); i++)
+    for (uint64_t i = 0; i < MIN(f->restarts, (uint64_t)f->o.restarts_max + 1); i++)
         n += f->restart_us[i] && now_us - f->restart_us[i] <= window;
     return n;
 }
@@ -199,10 +199,10 @@ static int restarts_within(const struct fleet *f, uint64_t now_us) {
 uint64_t fleet_restart_delay_us(const struct fleet *f, struct worker *w) {
     if (w->cause == CAUSE_ASKED) return 0;
     if (w->ready_us && w->lost_us - w->ready_us >= HEALTHY_US) w->streak = 0;
-    uint64_t delay = w->streak ? (uint64_t)f->o.restart_delay_ms * 1000 : 0;
-    for (int i = 1; i < w->streak && delay < DELAY_MAX_US; i++) delay *= 2;
+    uint64_t first = (uint64_t)f->o.restart_delay_ms * 1000, delay = w->streak ? first : 0;
+    for (int i = 1; i < w->streak && delay < DELAY_CAP * first; i++) delay *= 2;
     w->streak++;
-    return MIN(delay, DELAY_MAX_US);
+    return MIN(delay, DELAY_CAP * first);
 }
 
 /* Nobody died but those whom an operator wanted replaced. */
@@ -222,7 +222,7 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     int lost = 0;
     if (f->shm_fd >= 0) close(f->shm_fd);
     f->shm_fd = -1;
-    f->restart_us[f->restarts++ % RESTARTS_KEPT] = only_asked(f) ? 0 : now_us;
+    f->restart_us[f->restarts++ % ((uint64_t)f->o.restarts_max + 1)] = only_asked(f) ? 0 : now_us;
     int n = restarts_within(f, now_us);
     if (n > f->o.restarts_max) {
         char last[200];

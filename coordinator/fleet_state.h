@@ -21,11 +21,10 @@
 #define LAST_WORDS_US   (SECOND_US / 5)  /* how long the FAILED of a dead worker may be on its way */
 #define FAILED_BOUND_US (2 * SECOND_US)  /* FAILED to the exit that it promises */
 #define HELLO_BOUND_US  (30 * SECOND_US) /* start to HELLO: programs are read from slow disks too */
-#define DELAY_MAX_US    (10 * SECOND_US) /* cap of the back-off */
+#define DELAY_CAP       100 /* the back-off grows to so many times restart_delay_ms */
 #define HEALTHY_US      (60 * SECOND_US) /* ready for so long: its back-off starts anew */
 #define LOAD_STALL_MS   30000 /* a load in which nothing moves for so long is told as stalled */
 #define ASLEEP_US       SECOND_US        /* a tick so late means that we were the ones asleep */
-#define RESTARTS_KEPT   64
 
 struct worker {
     int rank;
@@ -112,7 +111,7 @@ struct fleet {
     int stalls;                /* steps in a row that were too slow with nobody stuck */
     uint64_t abort_bound_us;   /* how long a survivor may take to leave the step */
     uint64_t tick_us, state_us, due_us; /* last tick, state entered, next thing due in it */
-    uint64_t restarts, restart_us[RESTARTS_KEPT];
+    uint64_t restarts, *restart_us; /* [restarts_max + 1] when the last ones were, a ring */
     struct device_memory memory;
     struct reclaim gate;
     uint64_t reclaims;

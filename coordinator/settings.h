@@ -18,7 +18,7 @@ struct settings {
     int64_t tp, port, ctx, max_seqs, max_step_tokens, cache_tokens, pipeline;
     int64_t load_timeout, step_timeout, drain_timeout, restarts_max;
     int64_t reclaim_timeout, probe_port;
-    int64_t load_stall_ms;
+    int64_t load_stall_ms, restart_delay_ms;
     const char *device_memory;
     const char *devices, *collective, *shard_cache;
     const char *link_check; /* "auto", "on", "off" */
