@@ -89,15 +89,22 @@ static int open_memory(struct guard *g, struct err_text *err) {
     return device_memory_open(&g->memory, "none", err);
 }
 
-/* The gate looks at the first devices; a list narrows that. */
+/* The devices of --devices and CUDA_VISIBLE_DEVICES, by address where the driver knows them, else by
+ * their numbers. */
 static int narrow(struct guard *g, struct err_text *err) {
     static struct gpus gpus;
+    bool on[DEVICE_MAX] = {false};
     int n = device_memory_count(&g->memory);
-    if (!g->devices || n == 0) return OK;
-    gpus.n = n;
+    if (n == 0) return OK;
+    if (!strcmp(g->memory.ops->name, "nvml"))
+        gpus_find(&gpus, "", getenv("CUDA_VISIBLE_DEVICES"));
+    bool known = gpus.n > 0;
+    if (!known && !g->devices) return OK;
+    if (!known) gpus.n = n;
     TRY(gpus_deal(&gpus, g->devices, err));
-    memset(g->gate.on_device, 0, sizeof g->gate.on_device);
-    for (int i = 0; i < gpus.n_dealt; i++) g->gate.on_device[gpus.dealt[i]] = true;
+    if (!known || !gpus_devices(&gpus, gpus.n_dealt, &g->memory, on))
+        for (int i = 0; i < gpus.n_dealt; i++) on[gpus.dealt[i]] = true;
+    reclaim_look_at(&g->gate, on);
     return OK;
 }
 

@@ -13,6 +13,7 @@
 
 #include "coordinator/device_thread.h"
 #include "coordinator/fleet_state.h"
+#include "coordinator/gpus.h"
 #include "proto/log.h"
 
 #define OPEN_MS          20000 /* the driver's own start; it is waited for before anything else is */
@@ -77,7 +78,10 @@ void fleet_gate_begin(struct fleet *f, uint64_t now_us) {
 }
 
 bool fleet_gate_begin_start(struct fleet *f, uint64_t now_us) {
+    bool on[DEVICE_MAX];
     reclaim_begin_start(&f->gate, f->o.n_devices ? MIN(f->o.n_devices, f->world) : f->world, now_us);
+    if (f->o.gpus && gpus_devices(f->o.gpus, f->world, &f->memory, on))
+        reclaim_look_at(&f->gate, on);
     if (reclaim_poll(&f->gate, now_us) == RECLAIM_RETURNED) return true;
     for (int r = 0; r < f->world; r++) f->w[r].state = WORKER_RECLAIMING;
     return false;

@@ -121,6 +121,18 @@ int gpus_of_rank(const struct gpus *g, int rank) {
     return g->n_dealt ? g->dealt[rank % g->n_dealt] : 0;
 }
 
+bool gpus_devices(const struct gpus *g, int world, const struct device_memory *m,
+                  bool on[DEVICE_MAX]) {
+    for (int d = 0; d < DEVICE_MAX; d++) on[d] = false;
+    for (int r = 0; r < world; r++) {
+        const char *pci = g->gpu[gpus_of_rank(g, r)].pci;
+        int d = *pci ? device_memory_find(m, pci) : -1;
+        if (d < 0) return false;
+        on[d] = true;
+    }
+    return world > 0;
+}
+
 /* Cores near the GPU of `rank` that we may use; all that we may use if none is known. */
 static void cores_near(const struct gpus *g, cpu_set_t *out, const cpu_set_t *allowed, int rank) {
     CPU_AND(out, allowed, &g->gpu[gpus_of_rank(g, rank)].near);

@@ -245,6 +245,11 @@ void reclaim_begin_start(struct reclaim *r, int n_devices, uint64_t now_us) {
     for (int d = 0; d < MIN(n_devices, device_memory_count(r->memory)); d++) r->on_device[d] = true;
 }
 
+void reclaim_look_at(struct reclaim *r, const bool on[DEVICE_MAX]) {
+    for (int d = 0; d < DEVICE_MAX; d++)
+        r->on_device[d] = on[d] && d < device_memory_count(r->memory);
+}
+
 /* ---- judging --------------------------------------------------------------------------------- */
 
 /* What keeps the gate shut, the worst found so far. */

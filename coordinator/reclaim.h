@@ -101,6 +101,9 @@ void reclaim_begin(struct reclaim *r, const struct reclaim_rank *dead, int n, ui
  * them, names strangers; only a lost device or a worker that does not end keeps us from starting. */
 void reclaim_begin_start(struct reclaim *r, int n_devices, uint64_t now_us);
 
+/* After a begin: looks at these devices only. */
+void reclaim_look_at(struct reclaim *r, const bool on[DEVICE_MAX]);
+
 /* The verdict so far; looks again when that is due. Once it is not WAITING it stays. */
 enum reclaim_verdict reclaim_poll(struct reclaim *r, uint64_t now_us);
 

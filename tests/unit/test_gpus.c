@@ -67,6 +67,39 @@ static void a_list_says_which_ranks_get_which(void **state) {
     }
 }
 
+/* The driver counts otherwise than the bus, and writes addresses with a longer domain. */
+static int count_driver(void *ctx) {
+    UNUSED(ctx);
+    return 3;
+}
+
+static void describe_driver(void *ctx, int device, char *out, size_t n) {
+    static const char *const buses[] = {"81", "01", "41"};
+    UNUSED(ctx);
+    snprintf(out, n, "NVIDIA X GPU-0%d 00000000:%s:00.0 serial 7", device, buses[device]);
+}
+
+static void the_driver_knows_a_rank_s_device_by_its_address(void **state) {
+    UNUSED(state);
+    static const struct device_memory_ops ops = {.name = "nvml", .count = count_driver,
+                                                 .describe = describe_driver};
+    const struct device_memory driver = {.ops = &ops};
+    struct gpus g;
+    bool on[DEVICE_MAX];
+    four_gpus();
+    gpus_find(&g, root, NULL);
+    assert_int_equal(gpus_deal(&g, "1,2", NULL), OK);
+    assert_true(gpus_devices(&g, 2, &driver, on));
+    assert_true(on[0] && !on[1] && on[2] && !on[3]);
+    assert_true(gpus_devices(&g, 1, &driver, on)); /* one rank gets one of them */
+    assert_true(!on[0] && !on[1] && on[2]);
+    assert_int_equal(gpus_deal(&g, "3", NULL), OK); /* c1: not the driver's */
+    assert_false(gpus_devices(&g, 1, &driver, on));
+    gpus_find(&g, root, "GPU-77");
+    assert_int_equal(gpus_deal(&g, NULL, NULL), OK); /* without an address */
+    assert_false(gpus_devices(&g, 1, &driver, on));
+}
+
 static void only_visible_devices_count(void **state) {
     UNUSED(state);
     struct gpus g;
@@ -115,6 +148,7 @@ int main(void) {
             drop_host),
         cmocka_unit_test_setup_teardown(a_list_says_which_ranks_get_which, new_host, drop_host),
         cmocka_unit_test_setup_teardown(only_visible_devices_count, new_host, drop_host),
+        cmocka_unit_test_setup_teardown(the_driver_knows_a_rank_s_device_by_its_address, new_host, drop_host),
         cmocka_unit_test_setup_teardown(device_nodes_count_where_the_driver_lists_nothing, new_host,
                                         drop_host),
         cmocka_unit_test(three_gpus_make_two_ranks_and_nine_make_eight),
