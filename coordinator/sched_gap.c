@@ -12,7 +12,7 @@
  *     work = the sum over rows of 1 + position / WORK_SPAN,
  *
  * because a row far into a context costs more. What is left of the bound for prompts, in work, gives
- * the rows. A rise is believed by half, a fall by a tenth: to hold a stream up is worse than to be late
+ * the rows. A rise is believed by half, a fall by a quarter: to hold a stream up is worse than to be late
  * with a prompt. Before anything is measured a step holds a few rows only; what they cost each is more
  * than they cost in a large step, so the next ones err on the safe side. Where nobody is watching
  * there is no bound: prompts alone are computed in the largest steps there may be.
@@ -32,14 +32,16 @@ static void learn(double *estimate, double found) {
     if (*estimate <= 0)
         *estimate = found;
     else
-        *estimate += (found - *estimate) * (found > *estimate ? 0.5 : 0.1);
+        *estimate += (found - *estimate) * (found > *estimate ? 0.5 : 0.25);
 }
 
 void sched_gap_measure(struct sched *s, const struct flight *f, double us) {
-    if (f->prompt_rows == 0)
+    if (f->prompt_rows == 0) {
         learn(&s->step_us, us);
-    else if (us > s->step_us)
-        learn(&s->us_per_work, (us - s->step_us) / f->prompt_work);
+        return;
+    }
+    if (us < s->step_us) s->step_us = us; /* it was less with prompts: a hiccup is forgotten */
+    learn(&s->us_per_work, (us - s->step_us) / f->prompt_work);
 }
 
 int32_t sched_gap_rows(const struct sched *s, const struct flight *f, int32_t pos, int32_t want) {

@@ -73,6 +73,29 @@ static void a_bound_that_cannot_be_kept_still_lets_prompts_end(void **state) {
     assert_in_range(steps, 100, 150); /* 16 rows each */
 }
 
+static void a_hiccup_is_forgotten(void **state) {
+    UNUSED(state);
+    struct sim *m = sim_new(5, 4, 512, 1, 64, 1200);
+    m->s->o.gap_us = 50000;
+    struct req *stream = sim_submit(m, 10, 1100, 0, -1, true, NULL);
+    for (int i = 0; i < 5; i++) step(m);
+    m->now_us += 5000000; /* the machine was away, in a step without prompts … */
+    step(m);
+    for (int i = 0; i < 30; i++) {
+        sim_plan(m);
+        m->now_us += 5000000 * (i == 10); /* … and in one with */
+        step(m);
+        if (m->s->n_running < 3) sim_submit(m, 1100, 1, 0, -1, true, NULL);
+    }
+    sim_plan(m);
+    assert_true(m->queue[0].plan.msg.step.n_tokens > 100);
+    sim_answer(m);
+    stream->cancelled = true;
+    sched_cancel(m->s, stream->id);
+    sim_drain(m);
+    sim_free(m);
+}
+
 static void without_streams_steps_are_full(void **state) {
     UNUSED(state);
     struct sim *m = sim_new(2, 4, 512, 1, 64, 1200);
@@ -132,6 +155,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts_keep_a_stream_waiting_no_longer_than_the_bound),
         cmocka_unit_test(a_bound_that_cannot_be_kept_still_lets_prompts_end),
+        cmocka_unit_test(a_hiccup_is_forgotten),
         cmocka_unit_test(without_streams_steps_are_full),
         cmocka_unit_test(a_short_question_does_not_wait_for_a_book_and_the_book_gets_half),
         cmocka_unit_test(a_stream_of_short_questions_starves_nobody),
