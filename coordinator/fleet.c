@@ -311,6 +311,8 @@ double fleet_reclaim_seconds(const struct fleet *f, uint64_t *n) {
 static const char *phase(const struct fleet *f, uint64_t now_us) {
     static const char *const names[] = {"waiting", "loading",  "joining",  "canary", "copying",
                                         "ready",   "clearing", "stopping", "failed", "stopped"};
+    for (int r = 0; r < f->world; r++)
+        if (f->state == FLEET_JOINING && f->w[r].state == WORKER_CAPTURING) return "capturing";
     if (f->state != FLEET_WAITING) return names[f->state];
     if (f->gate.verdict == RECLAIM_WAITING) return "reclaiming";
     return now_us < f->due_us ? "back_off" : names[f->state];

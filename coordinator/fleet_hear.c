@@ -107,7 +107,9 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
         w->load_bytes = w->load_total;
         break;
     case MSG_JOINED:
-        if (m->joined.generation == f->generation) w->joined = true;
+        if (m->joined.generation != f->generation) break;
+        w->joined = true;
+        f->moved_us = now_us;
         break;
     case MSG_TOKENS:
         hear_tokens(f, w, &m->tokens, now_us);
@@ -117,8 +119,10 @@ static void hear(struct fleet *f, struct worker *w, const struct msg *m, uint64_
         break;
     case MSG_BEAT:
         w->beat = m->beat;
-        if (w->state == WORKER_LOADED && m->beat.state == WORKER_CAPTURING)
+        if (w->state == WORKER_LOADED && m->beat.state == WORKER_CAPTURING) {
             w->state = WORKER_CAPTURING; /* until all are ready */
+            f->moved_us = now_us;
+        }
         break;
     case MSG_FAILED:
         w->failed = m->failed;

@@ -99,6 +99,13 @@ def loading_nothing_moves(launch, tmp_path):
     server.stop()
 
 
+def capturing(launch, tmp_path):
+    server = fake(launch, "capture 1 1 0")
+    told = expect(server, "capturing graphs", extra=phase("capturing"))
+    assert "capturing" in [w["state"] for w in told["workers"]]
+    server.stop()
+
+
 def the_first_token_is_awaited(launch, tmp_path):
     server = fake(launch, "hush 0 1 0")
     told = expect(server, "the first token of all is awaited", extra=phase("canary"))
@@ -228,6 +235,7 @@ DRIVERS = {
     "memory of others is waited for": memory_of_others_is_waited_for,
     "loading": loading,
     "loading, nothing moves for 30 s": loading_nothing_moves,
+    "capturing graphs": capturing,
     "the first token of all is awaited": the_first_token_is_awaited,
     "idle": idle,
     "answering": answering,

@@ -15,6 +15,7 @@
  *   stay    does not follow STOP
  *   unsing  dies at the canary               hush    does not answer the canary
  *   mute    has no token for the canary      off     has another one
+ *   capture beats that it captures graphs, and is never JOINED
  *   noload  beats, but never is LOADED       halt    stops itself (SIGSTOP) before HELLO
  * The canary, which slot generation 0 tells, is not counted as a step.
  *
@@ -54,7 +55,7 @@ static struct wire *control, *steps;
 static struct msg in, out;
 static uint32_t generation;
 static int n_steps;
-static bool hanging, slow;
+static bool hanging, slow, capturing;
 
 static uint64_t now_ms(void) {
     struct timespec t;
@@ -152,6 +153,8 @@ static void hear(struct wire *w, const struct msg *m) {
     switch (m->type) {
     case MSG_JOIN:
         if (fault("unjoin")) raise(SIGKILL);
+        capturing = fault("capture");
+        if (capturing) break;
         generation = m->join.generation;
         if (m->join.shm_bytes && access(m->join.shm_path, R_OK | W_OK) < 0)
             fail_with(EXIT_FAILED, "the shared memory is not there");
@@ -276,7 +279,7 @@ int main(int argc, char **argv) {
     for (;;) {
         if (now_ms() >= beat) {
             beat = now_ms() + MSG_BEAT_MS;
-            out.beat = (struct msg_beat){.state = WORKER_READY};
+            out.beat = (struct msg_beat){.state = capturing ? WORKER_CAPTURING : WORKER_READY};
             say(control, MSG_BEAT);
         }
         hear_all(control);
