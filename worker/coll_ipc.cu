@@ -85,6 +85,8 @@ int ipc_slab_new(struct ipc_slab **out, struct kctx *ctx, int rank, int world,
     if (s->options.blocks < 1 || s->options.blocks > IPC_BLOCKS) s->options.blocks = IPC_BLOCKS;
     s->blocks = s->options.blocks;
     s->scratch = (float *)(s->mem + ipc_slab_bytes(world));
+    CU(cudaEventCreate(&s->from));
+    CU(cudaEventCreate(&s->to));
     s->choice = ipc_choice_default();
     prepare_kernels(world);
     *out = s;
@@ -94,6 +96,8 @@ int ipc_slab_new(struct ipc_slab **out, struct kctx *ctx, int rank, int world,
 void ipc_slab_free(struct ipc_slab *s) {
     if (!s) return;
     CU(cudaStreamSynchronize(s->ctx->stream));
+    CU(cudaEventDestroy(s->from));
+    CU(cudaEventDestroy(s->to));
     CU(cudaFree(s->mem));
     CU(cudaFree(s->table));
     CU(cudaFreeHost(s->words));

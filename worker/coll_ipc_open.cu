@@ -46,7 +46,6 @@ struct ipc_card {
 
 struct stopwatch {
     struct coll_ipc *c;
-    cudaEvent_t from, to;
     int stuck; /* the algorithm that did not end; IPC_AUTO: none */
     int64_t bytes;
 };
@@ -77,33 +76,30 @@ static bool ended(struct stopwatch *w, enum ipc_algorithm algorithm, int64_t byt
 /* Median microseconds of a sum on this rank. */
 static float time_sum(void *user, enum ipc_algorithm algorithm, int64_t bytes) {
     struct stopwatch *w = (struct stopwatch *)user;
-    cudaStream_t stream = ctx_of(w->c)->stream;
+    const struct ipc_slab *s = w->c->slab;
     float ms[IPC_PROBE_TURNS];
     for (int i = 0; i < IPC_PROBE_TURNS; i++) {
-        CU(cudaEventRecord(w->from, stream));
+        CU(cudaEventRecord(s->from, s->ctx->stream));
         for (int k = 0; k < IPC_PROBE_CHAIN; k++)
-            ipc_reduce_by(w->c, algorithm, w->c->slab->scratch, bytes / 4);
-        CU(cudaEventRecord(w->to, stream));
+            ipc_reduce_by(w->c, algorithm, s->scratch, bytes / 4);
+        CU(cudaEventRecord(s->to, s->ctx->stream));
         if (!ended(w, algorithm, bytes)) return 0;
-        CU(cudaEventElapsedTime(&ms[i], w->from, w->to));
+        CU(cudaEventElapsedTime(&ms[i], s->from, s->to));
     }
     qsort(ms, IPC_PROBE_TURNS, sizeof ms[0], compare_floats);
     return ms[IPC_PROBE_TURNS / 2] * 1000.f / IPC_PROBE_CHAIN;
 }
 
-/* Allocates nothing and frees nothing: where ranks share a process, freeing waits for the whole
- * device, which may by then be waiting for the rank that frees. */
+/* Makes nothing and destroys nothing, not even an event: where ranks share a process, freeing waits
+ * for the whole device and destroying for every call in the context, and by then either may be
+ * waiting for the rank that frees. */
 static int run_probe(struct coll_ipc *c, struct err_text *err) {
-    struct stopwatch w = {c, NULL, NULL, IPC_AUTO, 0};
+    struct stopwatch w = {c, IPC_AUTO, 0};
     cudaStream_t stream = ctx_of(c)->stream;
-    CU(cudaEventCreate(&w.from));
-    CU(cudaEventCreate(&w.to));
     CU(cudaMemsetAsync(c->slab->scratch, 0, IPC_SCRATCH_BYTES, stream));
     int rc = coll_barrier(c->shm);
     if (rc == OK) rc = ipc_probe(&c->slab->choice, c->shm, time_sum, &w);
     CU(cudaStreamSynchronize(stream));
-    CU(cudaEventDestroy(w.from));
-    CU(cudaEventDestroy(w.to));
     if (w.stuck == IPC_AUTO) return rc;
     return err_set(err, ERR_SETUP,
                    "collective ipc: rank %d: expected a sum of %lld bytes by %s to end within %d "

@@ -18,7 +18,8 @@ struct ipc_slab {
     struct ipc_options options;
     int blocks; /* at most so many per kernel: what was asked for, or what fits */
     char *mem;
-    float *scratch; /* [IPC_SCRATCH_BYTES / 4] behind it, for probes */
+    float *scratch; /* [IPC_SCRATCH_BYTES / 4] behind it, and two events: for probes */
+    cudaEvent_t from, to;
     struct ipc_table *table;
     struct ipc_words { /* host memory that the device writes: see struct ipc_table */
         uint64_t waited;

@@ -343,7 +343,8 @@ static int start(struct coll_nccl *c, struct err_text *err) {
     struct nccl_config config = {sizeof config, NCCL_MAGIC, NCCL_CONFIG_OF, 0};
     TRY(share_identity(c, &id, err));
     int rc = c->api->comm_init(&c->comm, c->base.world, id, c->base.rank, &config);
-    rc = settle(c, rc, NCCL_START_SECONDS * INT64_C(1000000000));
+    const int patience_s = c->device.patience_s ? c->device.patience_s : NCCL_START_SECONDS;
+    rc = settle(c, rc, patience_s * INT64_C(1000000000));
     /* all or none: a rank that failed must not leave the others waiting in their first sum */
     int32_t mine = rc, all[LIMIT_RANKS];
     if (c->shm && rc != ERR_ABORTED) TRY(coll_all_gather(c->shm, &mine, all, sizeof mine));
@@ -353,7 +354,7 @@ static int start(struct coll_nccl *c, struct err_text *err) {
         err_set(err, rc = ERR_SETUP,
                 "collective nccl: rank %d of %d: expected a communicator, found an error or none "
                 "within %d s",
-                c->base.rank, c->base.world, NCCL_START_SECONDS);
+                c->base.rank, c->base.world, patience_s);
     return rc;
 }
 

@@ -19,6 +19,7 @@ struct nccl_device {
                                   * before coll_close */
     void *user;
     bool shm_stays; /* shm belongs to another collective, which is closed after this one */
+    int patience_s; /* for a communicator to come about; 0: NCCL_START_SECONDS */
 };
 
 /* Loads $OCTAVO_NCCL_LIBRARY, else libnccl.so.2, once per worker, after giving NCCL's environment
@@ -36,7 +37,7 @@ const char *coll_nccl_transport(const struct coll *c);
 
 /* A new generation: rank 0 makes the identity and shm carries it to the others, together with the
  * abort word and the barrier; it belongs to the new coll, on failure to the caller still. world 1
- * needs no shm. ERR_SETUP, ERR_ABORTED, or ERR_TIMEOUT after NCCL_START_SECONDS. */
+ * needs no shm. ERR_SETUP, also when it takes too long, or ERR_ABORTED. */
 int coll_open_nccl(struct coll **out, const struct nccl *lib, const struct nccl_device *device,
                    struct coll *shm, int rank, int world, uint32_t generation,
                    struct err_text *err);

@@ -25,6 +25,8 @@ extern "C" {
 #include "proto/log.h"
 }
 
+#define AUTO_NCCL_SECONDS 20 /* for NCCL to start; longer, and auto does without */
+
 struct coll_maker {
     const struct kernels *k;
     struct kctx *ctx;
@@ -81,8 +83,9 @@ static int agree(struct coll *shm, int mine) {
 
 static int open_nccl(struct coll **out, struct coll_maker *m, struct coll *shm, uint32_t generation,
                      struct err_text *err) {
+    const bool any = wants(m, "auto");
     const struct nccl_device device = {m->ctx->stream, &m->ctx->capturing, drop_graphs, m->ctx,
-                                       wants(m, "auto")};
+                                       any, any ? AUTO_NCCL_SECONDS : 0};
     int rc = m->nccl ? OK : nccl_load(&m->nccl, err);
     if (shm) rc = agree(shm, rc);
     TRY(rc);
@@ -124,23 +127,22 @@ static int meet(struct coll_maker *m, struct coll *shm, bool *alone, bool *peers
 struct race {
     struct coll *way[2]; /* small, large */
     struct coll_ipc *ipc;
-    cudaEvent_t from, to;
 };
 
 /* Microseconds of one sum of a chain on this rank, the best of some; the first warms the way up. */
 static float time_sum(void *user, bool large, int64_t bytes) {
     struct race *r = (struct race *)user;
     struct coll *c = r->way[large];
-    cudaStream_t stream = ctx_of(r->ipc)->stream;
+    const struct ipc_slab *s = r->ipc->slab;
     float best = 1e9f, ms;
     for (int i = 0; i < 6; i++) {
-        CU(cudaEventRecord(r->from, stream));
+        CU(cudaEventRecord(s->from, s->ctx->stream));
         int rc = OK;
         for (int k = 0; k < CHAIN && rc == OK; k++)
-            rc = coll_all_reduce(c, r->ipc->slab->scratch, bytes / 4);
-        CU(cudaEventRecord(r->to, stream));
+            rc = coll_all_reduce(c, s->scratch, bytes / 4);
+        CU(cudaEventRecord(s->to, s->ctx->stream));
         if (!ipc_wait(r->ipc, IPC_STUCK_US) || rc < 0) return -1;
-        CU(cudaEventElapsedTime(&ms, r->from, r->to));
+        CU(cudaEventElapsedTime(&ms, s->from, s->to));
         if (i > 0 && ms < best) best = ms;
     }
     return best * 1000.f / CHAIN;
@@ -149,15 +151,11 @@ static float time_sum(void *user, bool large, int64_t bytes) {
 /* ERR_TIMEOUT, on all ranks: NCCL's sums do not end here. */
 static int find_crossover(struct coll_maker *m, struct coll *ipc, struct coll *nccl,
                           struct coll *shm) {
-    struct race r = {{ipc, nccl}, (struct coll_ipc *)ipc, NULL, NULL};
+    struct race r = {{ipc, nccl}, (struct coll_ipc *)ipc};
     static_assert(IPC_SCRATCH_BYTES >= MIX_BYTES_MAX, "what is measured fits the scratch memory");
     if (m->large_from) return OK; /* graphs of survivors hold it */
-    CU(cudaEventCreate(&r.from));
-    CU(cudaEventCreate(&r.to));
     int rc = mix_probe(&m->large_from, shm, time_sum, &r);
     if (rc < 0) m->large_from = 0;
-    CU(cudaEventDestroy(r.from));
-    CU(cudaEventDestroy(r.to));
     return rc;
 }
 

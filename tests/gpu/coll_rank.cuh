@@ -29,6 +29,7 @@ struct board {
     char failure[RANKS_MAX][240];
     char note[160];
     std::atomic<int> ready, phase, go;
+    std::atomic<int> at[RANKS_MAX]; /* the round a rank is in */
     double seconds;
 };
 
@@ -219,6 +220,7 @@ static bool same_as_on_host(struct rank *k, const float *x, uint64_t round, int6
 /* One operation of a kind, size, alignment and skew drawn from the seed. */
 static bool some_operation(struct rank *k, int round, int64_t most) {
     cudaStream_t s = k->ctx.stream;
+    k->board->at[k->rank] = round;
     uint64_t draw = mix(k->seed + (uint64_t)round);
     uint64_t lag = mix(draw + (uint64_t)k->rank);
     int64_t n = some_size(k, round, most);

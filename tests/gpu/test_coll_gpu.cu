@@ -13,12 +13,16 @@
  * prints expected, found and the seed.
  */
 #include <csignal>
+#include <dirent.h>
+#include <execinfo.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "tests/gpu/coll_rank.cuh"
 #include "worker/coll_host.h"
+#include "worker/coll_mix.h"
 #include "worker/coll_nccl.h"
 #include "worker/coll_open.h"
 
@@ -292,6 +296,28 @@ static bool through_the_host(struct rank *k) {
     return true;
 }
 
+/* Two ways at once on one stream: a large one that waits on the host, with a barrier of its own. */
+static bool small_and_large_ways(struct rank *k) {
+    struct err_text err = {};
+    struct coll *shm, *host, *ipc;
+    struct kernels table = {};
+    table.get = table_get, table.put = table_put;
+    if (!open_generation(k, 0)) return false;
+    ipc = k->c;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", k->fd[1]);
+    if (coll_open_shm(&shm, path, k->shm_bytes, k->rank, k->world, ipc->generation, &err) < 0 ||
+        coll_open_host(&host, &table, &k->ctx, shm, &err) < 0 ||
+        coll_open_mix(&k->c, ipc, host, 64 << 10, &k->ctx.capturing, &err) < 0)
+        return failed(k, "expected to open, found: %s", err.text);
+    EXPECT(k, strcmp(k->c->ops->name, "ipc+shm") == 0 && !k->c->ops->in_graphs);
+    for (int round = 0; round < 60; round++)
+        if (!some_operation(k, round, 300000)) return false;
+    EXPECT(k, coll_barrier(k->c) == OK && coll_check(k->c) == OK);
+    close_rank(k);
+    return true;
+}
+
 /* --collective, as a worker uses it. */
 static bool names(struct rank *k) {
     static const char *const asked[] = {"ipc", "shm", "auto"}, *const given[] = {"ipc", "shm",
@@ -323,7 +349,7 @@ static bool nccl_alone(struct rank *k) {
     struct nccl *lib;
     if (nccl_load(&lib, &err) < 0) return failed(k, "%s", err.text);
     for (uint32_t g = 1; g <= 3; g++) {
-        const struct nccl_device device = {k->ctx.stream, &k->ctx.capturing, NULL, NULL, false};
+        const struct nccl_device device = {k->ctx.stream, &k->ctx.capturing, NULL, NULL, false, 0};
         if (coll_open_nccl(&k->c, lib, &device, NULL, 0, 1, g, &err) < 0)
             return failed(k, "generation %u: %s", g, err.text);
         cudaGraphExec_t exec = capture_chain(k);
@@ -474,6 +500,27 @@ static void child_threads(struct rank *ranks, int world) {
     for (int r = 0; r < world; r++) pthread_join(thread[r], NULL);
 }
 
+/* Where every thread of a process that is to be killed stands; addresses are the program's. */
+static void say_where(int) {
+    void *at[24];
+    int n = backtrace(at, 24);
+    backtrace_symbols_fd(at, n, 2);
+    if (write(2, "\n", 1) < 0) return;
+}
+
+static void ask_where(pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (e->d_name[0] == '.') continue;
+        fprintf(stderr, "thread %s:\n", e->d_name);
+        syscall(SYS_tgkill, pid, atoi(e->d_name), SIGUSR1);
+        usleep(20000);
+    }
+    if (d) closedir(d);
+}
+
 static pid_t start(struct rank *ranks, int world, bool threads) {
     fflush(stdout);
     pid_t pid = fork();
@@ -481,6 +528,7 @@ static pid_t start(struct rank *ranks, int world, bool threads) {
     char who[32];
     snprintf(who, sizeof who, "worker/%d", ranks->rank);
     log_init(who, ranks->s->talks ? LOG_INFO : LOG_WARN, NULL);
+    signal(SIGUSR1, say_where);
     if (threads) {
         child_threads(ranks, world);
     } else {
@@ -499,6 +547,7 @@ static int wait_for(pid_t pid, double until, bool *late) {
     while (waitpid(pid, &status, WNOHANG) == 0) {
         if (now() > until) {
             *late = true;
+            ask_where(pid);
             kill(pid, SIGKILL);
             waitpid(pid, &status, 0);
             break;
@@ -541,8 +590,10 @@ static bool run(const struct scenario *s, uint64_t seed) {
     printf("%s %-40s %d %s %s %5.1f s %s%s\n", ok ? "PASS" : "FAIL", s->name, s->world,
            s->threads ? "threads  " : "processes", ipc_algorithm_name(s->options.algorithm),
            now() - begin, board->note, late ? " (killed: too late)" : "");
-    for (int r = 0; r < s->world; r++)
+    for (int r = 0; r < s->world; r++) {
         if (board->failure[r][0]) printf("     %s\n", board->failure[r]);
+        if (late) printf("     rank %d was in round %d\n", r, (int)board->at[r]);
+    }
     fflush(stdout);
     munmap(board, sizeof *board);
     return ok;
@@ -590,6 +641,8 @@ static std::vector<struct scenario> all_scenarios(void) {
     v.push_back(plain("abort_while_a_peer_is_missing", abort_while_a_peer_is_missing, 4, true,
                       IPC_AUTO, 0));
     v.push_back(plain("through_the_host", through_the_host, 4, true, IPC_AUTO, 0));
+    v.push_back(
+        plain("small_sums_by_ipc_large_by_host", small_and_large_ways, 4, true, IPC_AUTO, 0));
     for (int w = 2; w <= 8; w *= 2) {
         v.push_back(plain("random_operations", random_operations, w, false, IPC_AUTO, 0));
         v.push_back(plain("graph_replays_reuse_buffers", graph_replays, w, false, IPC_AUTO, 0));

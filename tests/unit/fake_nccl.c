@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/unit/fake_nccl.h"
 #include "worker/nccl_api.h"
 
 #define RANKS  16
@@ -36,13 +37,7 @@ struct nccl_comm {
     unsigned asked; /* calls of this rank */
 };
 
-/* Set and read by the test, through dlsym. */
-struct fake_nccl_knobs {
-    int refuse_id;
-    int fail_sum; /* the next sum reports a remote error */
-    int graphs;   /* captured graphs that still exist */
-    int aborts, inits, waits_for_graphs;
-} fake_nccl_knobs;
+struct fake_nccl_knobs fake_nccl_knobs;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -118,7 +113,7 @@ int ncclCommGetAsyncError(struct nccl_comm *c, int *state);
 int ncclCommGetAsyncError(struct nccl_comm *c, int *state) {
     pthread_mutex_lock(&mutex);
     const struct fake_group *g = c->group;
-    bool busy = g->joined < g->world || g->done < c->asked;
+    bool busy = fake_nccl_knobs.hang_init || g->joined < g->world || g->done < c->asked;
     pthread_mutex_unlock(&mutex);
     *state = busy ? NCCL_IN_PROGRESS : NCCL_SUCCESS;
     return NCCL_SUCCESS;

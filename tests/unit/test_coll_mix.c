@@ -14,16 +14,13 @@
 
 #include <cmocka.h>
 
+#include "tests/unit/fake_nccl.h"
 #include "worker/coll_mix.h"
 #include "worker/coll_nccl.h"
 
 #define RANKS      4
 #define FLOATS     4000
 #define LARGE_FROM 8000
-
-struct fake_nccl_knobs {
-    int refuse_id, fail_sum, graphs, aborts, inits, waits_for_graphs;
-};
 
 static struct fake_nccl_knobs *knobs;
 static struct nccl *lib;

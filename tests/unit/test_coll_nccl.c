@@ -14,15 +14,12 @@
 
 #include <cmocka.h>
 
+#include "tests/unit/fake_nccl.h"
 #include "worker/coll_host.h"
 #include "worker/coll_nccl.h"
 
 #define RANKS_MAX 8
 #define FLOATS    5000
-
-struct fake_nccl_knobs {
-    int refuse_id, fail_sum, graphs, aborts, inits, waits_for_graphs;
-};
 
 static struct fake_nccl_knobs *knobs;
 static void (*set_graphs)(int);
@@ -426,6 +423,24 @@ static void without_an_identity_every_rank_refuses(void **state) {
     group_free(g);
 }
 
+static void *impatient_body(void *arg) {
+    struct member *m = arg;
+    const struct nccl_device device = {.patience_s = 1};
+    struct coll *c = open_rank(m->g, m->rank, &device, &m->g->rc[m->rank]);
+    if (c) coll_close(c);
+    return NULL;
+}
+
+static void a_start_that_hangs_is_given_up_by_every_rank(void **state) {
+    UNUSED(state);
+    struct group *g = group_new(3);
+    knobs->hang_init = 1;
+    group_run(g, impatient_body);
+    for (int r = 0; r < 3; r++) assert_int_equal(g->rc[r], ERR_SETUP);
+    assert_int_equal(knobs->aborts, 3);
+    group_free(g);
+}
+
 /* ---- through the host -------------------------------------------------------------------- */
 
 static void *host_body(void *arg) {
@@ -493,6 +508,7 @@ int main(void) {
         cmocka_unit_test(a_capture_never_fails_half_way),
         cmocka_unit_test(an_error_of_the_library_aborts_the_generation),
         cmocka_unit_test(without_an_identity_every_rank_refuses),
+        cmocka_unit_test(a_start_that_hangs_is_given_up_by_every_rank),
         cmocka_unit_test(through_the_host_the_sum_is_in_rank_order),
     };
     char path[512];
