@@ -191,8 +191,8 @@ void fleet_check_silence(struct fleet *f, uint64_t now_us) {
 static int restarts_within(const struct fleet *f, uint64_t now_us) {
     uint64_t window = (uint64_t)f->o.restart_window_s * SECOND_US;
     int n = 0;
-    for (uint64_t i = 0; i < MIN(f->restarts, (uint64_t)f->o.restarts_max + 1); i++)
-        n += f->restart_us[i] && now_us - f->restart_us[i] <= window;
+    for (uint64_t i = 0; i < MIN(f->failures, (uint64_t)f->o.restarts_max + 1); i++)
+        n += now_us - f->restart_us[i] <= window;
     return n;
 }
 
@@ -222,7 +222,8 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
     int lost = 0;
     if (f->shm_fd >= 0) close(f->shm_fd);
     f->shm_fd = -1;
-    f->restart_us[f->restarts++ % ((uint64_t)f->o.restarts_max + 1)] = only_asked(f) ? 0 : now_us;
+    f->restarts++;
+    if (!only_asked(f)) f->restart_us[f->failures++ % ((uint64_t)f->o.restarts_max + 1)] = now_us;
     int n = restarts_within(f, now_us);
     if (n > f->o.restarts_max) {
         char last[200];

@@ -111,7 +111,8 @@ struct fleet {
     int stalls;                /* steps in a row that were too slow with nobody stuck */
     uint64_t abort_bound_us;   /* how long a survivor may take to leave the step */
     uint64_t tick_us, state_us, due_us; /* last tick, state entered, next thing due in it */
-    uint64_t restarts, *restart_us; /* [restarts_max + 1] when the last ones were, a ring */
+    uint64_t restarts, failures; /* failures: those that no operator asked for */
+    uint64_t *restart_us;        /* [restarts_max + 1] when the last failures were, a ring */
     struct device_memory memory;
     struct reclaim gate;
     uint64_t reclaims;

@@ -154,11 +154,19 @@ def test_one_rank_is_replaced_under_load_and_no_request_fails(launch):
 @pytest.mark.smoke
 def test_restarts_that_were_asked_for_do_not_count_towards_giving_up(launch):
     server = launch("--restarts-max", 1, tp=2).wait_ready()
-    for _ in range(4):
-        code, said = run("--rank", 1, "--url", server.url, "--octavo", BUILD / "octavo")
+    ask = lambda: run("--rank", 1, "--url", server.url, "--octavo", BUILD / "octavo")
+    for _ in range(3):
+        code, said = ask()
         assert code == 0, said
-    assert server.workers()[1]["restarts"] == 4
-    server.stop()
+    row = server.workers()[1]
+    assert row["restarts"] == row["restarts_by_cause"]["asked"] == 3, row
+    os.kill(row["pid"], signal.SIGKILL)  # and neither do they make deaths be forgotten
+    eventually(lambda: "cause=exit" in server.log(), 60, "a death that was noticed", server)
+    for _ in range(2):
+        assert ask()[0] == 0
+    os.kill(server.workers()[0]["pid"], signal.SIGKILL)
+    assert server.wait_end() == 1 and "2 restarts within" in server.log(), server.log_end()
+    server.check_clean()
 
 
 def test_with_keys_a_rank_is_replaced_for_nobody_without_one(launch, tmp_path):
