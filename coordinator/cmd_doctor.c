@@ -146,6 +146,7 @@ static int write_bundle(const struct doctor *d, const struct asked *a, struct er
     free(text);
     for (int i = 0; i < a->n_logs; i++) bundle_add_log(b, i, a->logs[i]);
     bundle_add_service(b, a->url, a->key[0] ? a->key : NULL);
+    bundle_add_workers(b);
     return bundle_close(b, err);
 }
 

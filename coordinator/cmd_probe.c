@@ -22,11 +22,11 @@
 
 #include "coordinator/cmd.h"
 #include "coordinator/http_ask.h"
+#include "coordinator/probe_list.h"
 #include "proto/base.h"
 #include "proto/limits.h"
 #include "proto/opt.h"
 
-#define SOCKET_PREFIX "@octavo-probe-"
 #define URL_DEFAULT   "http://127.0.0.1:8000"
 #define KEY_BYTES     600
 
@@ -131,25 +131,22 @@ struct sockets {
     int n, n_coordinators;    /* the highest rank found and one */
 };
 
-/* Worker sockets by rank, as the kernel lists them. */
+/* Worker sockets by rank. */
 static void find_sockets(const struct probing *p, struct sockets *s) {
-    char line[512];
+    struct probe_socket all[8 * LIMIT_RANKS];
     int64_t first = 0;
-    FILE *f = fopen("/proc/net/unix", "re");
+    int n = probe_list(all, ARRAY_LEN(all));
     *s = (struct sockets){0};
-    while (f && fgets(line, sizeof line, f)) {
-        char *at = strstr(line, SOCKET_PREFIX);
-        int64_t pid;
-        int rank;
-        if (!at || sscanf(at + strlen(SOCKET_PREFIX), "%" SCNd64 "-%d", &pid, &rank) != 2) continue;
-        if (rank < 0 || rank >= LIMIT_RANKS || (p->pid && pid != p->pid)) continue;
+    for (int i = 0; i < n; i++) {
+        const int64_t pid = all[i].pid;
+        const int rank = all[i].rank;
+        if (p->pid && pid != p->pid) continue;
         if (first == 0) s->n_coordinators = 1;
         else if (pid != first) s->n_coordinators = 2;
         if (first == 0) first = pid;
         s->pid[rank] = pid;
         s->n = MAX(s->n, rank + 1);
     }
-    if (f) fclose(f);
 }
 
 static void aim(const struct probing *p, const struct sockets *s, int rank, struct http_ask *a,
@@ -159,7 +156,7 @@ static void aim(const struct probing *p, const struct sockets *s, int rank, stru
         a->port = (int)p->port_base + rank;
         return;
     }
-    snprintf(name, 64, SOCKET_PREFIX "%" PRId64 "-%d", s->pid[rank], rank);
+    probe_name(name, s->pid[rank], rank);
     a->socket = name;
 }
 

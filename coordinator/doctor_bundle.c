@@ -20,6 +20,7 @@
 #include <time.h>
 
 #include "coordinator/http_ask.h"
+#include "coordinator/probe_list.h"
 #include "proto/limits.h"
 
 #define BLOCK         512
@@ -219,6 +220,20 @@ void bundle_add_service(struct bundle *b, const char *url, const char *key) {
         snprintf(name, sizeof name, "service/worker-%zu.json", rank);
         r = (struct http_reply){0};
         add_answer(b, &a, path, name, &r);
+        http_reply_deinit(&r);
+    }
+}
+
+void bundle_add_workers(struct bundle *b) {
+    struct probe_socket all[4 * LIMIT_RANKS];
+    int n = probe_list(all, ARRAY_LEN(all));
+    for (int i = 0; i < n; i++) {
+        char socket[PROBE_NAME_BYTES], name[64];
+        struct http_ask a = {.socket = socket, .method = "GET", .timeout_ms = ASK_MS};
+        struct http_reply r = {0};
+        probe_name(socket, all[i].pid, all[i].rank);
+        snprintf(name, sizeof name, "workers/%" PRId64 "-%d.json", all[i].pid, all[i].rank);
+        add_answer(b, &a, "/status", name, &r);
         http_reply_deinit(&r);
     }
 }

@@ -21,6 +21,8 @@ void bundle_add(struct bundle *b, const char *name, const char *text, size_t n);
 void bundle_add_log(struct bundle *b, int number, const char *path);
 /* Everything that GET answers about the service at url, which need not be there. */
 void bundle_add_service(struct bundle *b, const char *url, const char *key);
+/* What each worker of this host says past its coordinator. */
+void bundle_add_workers(struct bundle *b);
 int bundle_close(struct bundle *b, struct err_text *err);
 
 /* text without keys, bearer tokens and values of variables that hold secrets; malloc'ed. */

@@ -109,6 +109,8 @@ def test_a_bundle_holds_report_logs_and_service_without_keys(launch, tmp_path):
     assert "No such file" in parts["logs/01-x.log"]
     assert json.loads(parts["report.json"])["host"]["build"] in parts["report.txt"]
     assert len(json.loads(parts["service/workers.json"])["data"]) == 2
+    assert json.loads(parts["service/worker-1.json"])["rank"] == 1
+    assert [json.loads(parts[f"workers/{server.pid}-{rank}.json"])["rank"] for rank in (0, 1)] == [0, 1]
     assert parts["service/ready.status"] == "200\n" and "octavo_" in parts["service/metrics"]
     assert not any("very-secret-key" in text for text in parts.values())
 
