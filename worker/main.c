@@ -42,7 +42,7 @@
 #include "worker/switches.h"
 
 #define WAIT_MS 1000  /* longest sleep between two looks at the sockets */
-#define LOOK_NS 20000 /* with a step in flight: between two looks at it */
+#define LOOK_NS 5000  /* with a step in flight: between two looks at it */
 
 struct worker {
     struct options o;
