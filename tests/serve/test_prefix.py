@@ -101,7 +101,7 @@ def prompt_rows(server):
 
 def test_a_client_that_asks_again_and_again_costs_one_prefill(warm):
     """It leaves while its prompt is computed; what is there already is not computed again."""
-    ids = prompt_ids(warm, 3900)
+    ids = prompt_ids(warm, 2000)
     body = dict(model="tiny.gguf", prompt=ids, max_tokens=1, stream=True, cache_salt="again")
     data = json.dumps(body).encode()
     for _ in range(3):
@@ -116,8 +116,8 @@ def test_a_client_that_asks_again_and_again_costs_one_prefill(warm):
 
 
 def test_foreign_words_never_appear_among_many_with_the_same_beginning(cold, warm):
-    """Twenty-four at once share all but their last words, some leave; all is found in a second round."""
-    texts = [WORDS * 6 + f"What is {a} + {b}?" for a in (3, 12, 40) for b in range(8)]
+    """Sixteen at once share all but their last words, some leave; all is found in a second round."""
+    texts = [WORDS * 4 + f"What is {a} + {b}?" for a in (3, 12) for b in range(8)]
     alone = [Stream(cold, question(t, max_tokens=8)) for t in texts]
     stream_all(alone)
     for leaves in (3, 0):
