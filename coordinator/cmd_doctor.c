@@ -1,5 +1,5 @@
-/* coordinator/cmd_doctor.c: `octavo doctor`: what this machine is like, whether its ranks can add up,
- * and what to fix, before any weights are read.
+/* coordinator/cmd_doctor.c: `octavo doctor`: what this machine is like, whether its ranks can add
+ * up, and what to fix, before any weights are read.
  *
  * Exit code: 0 nothing that stops a service · 1 something does · 2 asked wrongly.
  *
@@ -7,8 +7,8 @@
  * Limits: LOGS_MAX.  Tested by: tests/unit/test_doctor.c, tests/faults/test_doctor.py
  *
  * Looking at registers tells what may go wrong, and trying tells what does: so everything is read
- * first, then all-reduces run in processes that may hang, crash or leave the device, and the two are
- * told together.
+ * first, then all-reduces run in processes that may hang, crash or leave the device, and the two
+ * are told together.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,7 @@
 #include "coordinator/cmd.h"
 #include "coordinator/doctor.h"
 #include "coordinator/doctor_bundle.h"
+#include "coordinator/http_ask.h"
 #include "coordinator/settings.h"
 #include "proto/limits.h"
 #include "proto/opt.h"
@@ -43,31 +44,74 @@ static const char usage[] =
 
 static int read_options(struct asked *a, int argc, char **argv, struct err_text *err) {
     const struct opt rows[] = {
-        {.name = "tp", .value = "N", .kind = OPT_INT, .out = &a->s.tp, .min = 1, .max = LIMIT_RANKS,
-         .shown = "as octavo serve", .help = "Ranks that add up."},
-        {.name = "device", .kind = OPT_CHOICE, .out = &a->s.device, .choices = "cpu|cuda",
-         .shown = "as octavo serve", .help = "What they add up on."},
-        {.name = "devices", .value = "LIST", .kind = OPT_STRING, .out = &a->s.devices,
-         .shown = "all of them", .help = "GPUs that ranks get in turn, like 0,1."},
-        {.name = "collective", .kind = OPT_CHOICE, .out = &a->s.collective,
-         .choices = "auto|shm|ipc|nccl", .shown = "auto: each way there is",
+        {.name = "tp",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &a->s.tp,
+         .min = 1,
+         .max = LIMIT_RANKS,
+         .shown = "as octavo serve",
+         .help = "Ranks that add up."},
+        {.name = "device",
+         .kind = OPT_CHOICE,
+         .out = &a->s.device,
+         .choices = "cpu|cuda",
+         .shown = "as octavo serve",
+         .help = "What they add up on."},
+        {.name = "devices",
+         .value = "LIST",
+         .kind = OPT_STRING,
+         .out = &a->s.devices,
+         .shown = "all of them",
+         .help = "GPUs that ranks get in turn, like 0,1."},
+        {.name = "collective",
+         .kind = OPT_CHOICE,
+         .out = &a->s.collective,
+         .choices = "auto|shm|ipc|nccl",
+         .shown = "auto: each way there is",
          .help = "How they add up."},
-        {.name = "time-limit", .value = "SECONDS", .kind = OPT_INT, .out = &a->limit_s, .min = 1,
-         .max = 3600, .shown = "20", .help = "How long one all-reduce may take, with its start."},
-        {.name = "look-only", .kind = OPT_FLAG, .out = &a->look_only,
+        {.name = "time-limit",
+         .value = "SECONDS",
+         .kind = OPT_INT,
+         .out = &a->limit_s,
+         .min = 1,
+         .max = 3600,
+         .shown = "20",
+         .help = "How long one all-reduce may take, with its start."},
+        {.name = "look-only",
+         .kind = OPT_FLAG,
+         .out = &a->look_only,
          .help = "No all-reduces: beside a service they would take its memory."},
         {.name = "json", .kind = OPT_FLAG, .out = &a->json, .help = "The report as JSON."},
-        {.name = "bundle", .value = "FILE", .kind = OPT_STRING, .out = &a->bundle,
+        {.name = "bundle",
+         .value = "FILE",
+         .kind = OPT_STRING,
+         .out = &a->bundle,
          .help = "Put report, LOGFILEs and what a running service says into this tar archive, "
                  "without keys."},
-        {.name = "url", .value = "URL", .kind = OPT_STRING, .out = &a->url, .shown = URL_DEFAULT,
+        {.name = "url",
+         .value = "URL",
+         .kind = OPT_STRING,
+         .out = &a->url,
+         .shown = URL_DEFAULT,
          .help = "Where that service listens."},
-        {.name = "api-key-file", .value = "FILE", .kind = OPT_STRING, .out = &a->key_file,
+        {.name = "api-key-file",
+         .value = "FILE",
+         .kind = OPT_STRING,
+         .out = &a->key_file,
          .help = "File whose first line is the key to show it."},
-        {.name = "worker", .value = "PATH", .kind = OPT_STRING, .out = &a->s.worker,
-         .help = "The worker's program.", .hidden = true},
-        {.name = "device-memory", .value = "SOURCE", .kind = OPT_STRING,
-         .out = &a->s.device_memory, .help = "none, nvml or script:PATH.", .hidden = true},
+        {.name = "worker",
+         .value = "PATH",
+         .kind = OPT_STRING,
+         .out = &a->s.worker,
+         .help = "The worker's program.",
+         .hidden = true},
+        {.name = "device-memory",
+         .value = "SOURCE",
+         .kind = OPT_STRING,
+         .out = &a->s.device_memory,
+         .help = "none, nvml or script:PATH.",
+         .hidden = true},
     };
     a->n_logs = opt_parse(rows, ARRAY_LEN(rows), argc, argv, LOGS_MAX, usage, err);
     a->logs = argv + 1;
@@ -75,20 +119,6 @@ static int read_options(struct asked *a, int argc, char **argv, struct err_text 
         return err_set(err, ERR_SETUP, "expected --bundle with log files, found %.300s without it",
                        argv[1]);
     return a->n_logs;
-}
-
-static int read_key(struct asked *a, struct err_text *err) {
-    const char *key = getenv("OCTAVO_API_KEY");
-    if (key) snprintf(a->key, sizeof a->key, "%s", key);
-    if (!a->key_file) return OK;
-    FILE *f = fopen(a->key_file, "re");
-    bool got = f && fgets(a->key, sizeof a->key, f);
-    if (f) fclose(f);
-    if (!got)
-        return err_set(err, ERR_SETUP, "--api-key-file %.300s: expected a key in its first line, "
-                                       "found none", a->key_file);
-    a->key[strcspn(a->key, " \t\r\n")] = 0;
-    return OK;
 }
 
 /* ---- looking and trying ---------------------------------------------------------------------- */
@@ -169,7 +199,7 @@ int cmd_doctor(int argc, char **argv) {
     struct err_text err = {0};
     int code = EXIT_SETUP, rc = read_options(&a, argc, argv, &err);
     if (rc == ERR_CLOSED) return EXIT_ASKED;
-    if (rc >= 0) rc = read_key(&a, &err);
+    if (rc >= 0) rc = http_ask_key(a.key, sizeof a.key, a.key_file, &err);
     if (rc >= 0) rc = doctor_init(&d, "");
     if (rc >= 0) {
         look(&d, &a);

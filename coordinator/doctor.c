@@ -1,4 +1,5 @@
-/* coordinator/doctor.c: the report, its findings, and how files below a root are read. See doctor.h.
+/* coordinator/doctor.c: the report, its findings, and how files below a root are read. See
+ * doctor.h.
  *
  * Owns: the report.  Called by: the parts, cmd_doctor.c.  Fails how: see doctor.h.
  * Limits: DOCTOR_TEXT_BYTES.  Tested by: tests/unit/test_doctor.c
@@ -40,9 +41,9 @@ void doctor_find(struct doctor *d, enum doctor_level level, const char *what, co
     vsnprintf(found, sizeof found, fmt, ap);
     va_end(ap);
     make_plain(found, strlen(found));
-    json_array_append_new(d->findings,
-                          json_pack("{s:s, s:s, s:s, s:s, s:s}", "level", level_names[level],
-                                    "what", what, "expected", expected, "found", found, "fix", fix));
+    json_array_append_new(d->findings, json_pack("{s:s, s:s, s:s, s:s, s:s}", "level",
+                                                 level_names[level], "what", what, "expected",
+                                                 expected, "found", found, "fix", fix));
 }
 
 enum doctor_level doctor_worst(const struct doctor *d) {

@@ -42,13 +42,15 @@ void doctor_find(struct doctor *d, enum doctor_level level, const char *what, co
 enum doctor_level doctor_worst(const struct doctor *d);
 
 /* A file below root, without its last line feed; false and "" if it cannot be read. */
-PRINTF_LIKE(4, 5) bool doctor_read(const struct doctor *d, char *out, size_t n, const char *fmt, ...);
+PRINTF_LIKE(4, 5)
+bool doctor_read(const struct doctor *d, char *out, size_t n, const char *fmt, ...);
 PRINTF_LIKE(3, 4)
 int64_t doctor_number(const struct doctor *d, int64_t otherwise, const char *fmt, ...);
 /* Names in a folder below root, sorted; an empty array if there is none. */
 PRINTF_LIKE(2, 3) json_t *doctor_names(const struct doctor *d, const char *fmt, ...);
 
-/* ---- the parts, in this order ----------------------------------------------------------------- */
+/* ---- the parts, in this order -----------------------------------------------------------------
+ */
 
 /* "host", "limits", "shm", "huge_pages": doctor_host.c */
 void doctor_look_host(struct doctor *d);
@@ -74,7 +76,8 @@ void doctor_try_collectives(struct doctor *d, const struct doctor_ranks *r);
 /* The same once, of all ranks, before a service loads weights: ERR_SETUP with a sentence. */
 int doctor_check_links(const struct doctor_ranks *r, struct err_text *err);
 
-/* ---- telling ---------------------------------------------------------------------------------- */
+/* ---- telling ----------------------------------------------------------------------------------
+ */
 
 void doctor_print(const struct doctor *d, FILE *f); /* doctor_print.c */
 

@@ -4,9 +4,9 @@
  * Limits: BUNDLE_LOG_BYTES, USTAR's hundred bytes of a name.
  * Tested by: tests/unit/test_doctor.c, tests/faults/test_doctor.py
  *
- * The plain archive format of POSIX, a header of fixed fields and padded data, is written here: less
- * than a call of tar would need in temporary folders. Every byte goes through the cleaning, so that
- * no part can forget it.
+ * The plain archive format of POSIX, a header of fixed fields and padded data, is written here:
+ * less than a call of tar would need in temporary folders. Every byte goes through the cleaning, so
+ * that no part can forget it.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "coordinator/doctor_bundle.h"
@@ -23,10 +23,10 @@
 #include "coordinator/probe_list.h"
 #include "proto/limits.h"
 
-#define BLOCK         512
-#define PATTERNS_MAX  16
-#define REPLACEMENT   "$1[removed]"
-#define ASK_MS        5000
+#define BLOCK        512
+#define PATTERNS_MAX 16
+#define REPLACEMENT  "$1[removed]"
+#define ASK_MS       5000
 
 static const char *const secrets[] = {
     "(?i)(bearer\\s+)[^\\s\"',;]+",

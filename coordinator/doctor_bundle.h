@@ -14,7 +14,8 @@
 
 struct bundle;
 
-/* A tar archive whose names begin with `folder`. keys: NULL-ended, each removed wherever it stands. */
+/* A tar archive whose names begin with `folder`. keys: NULL-ended, each removed wherever it stands.
+ */
 int bundle_open(struct bundle **out, const char *path, const char *folder, const char *const *keys,
                 struct err_text *err);
 void bundle_add(struct bundle *b, const char *name, const char *text, size_t n);

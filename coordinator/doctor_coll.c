@@ -1,9 +1,9 @@
 /* coordinator/doctor_coll.c: all-reduces of two, four and all ranks, in processes that may hang.
  *
  * Owns: the processes of one trial, their shared memory, a loop of its own while it runs.
- * Called by: cmd_doctor.c, cmd_serve.c.  Fails how: every failure is a row of "collectives" and a finding.
- * Limits: limit_s a trial, LIMIT_RANKS, TALK_BYTES of what a rank says.
- * Tested by: tests/faults/test_doctor.py
+ * Called by: cmd_doctor.c, cmd_serve.c.  Fails how: every failure is a row of "collectives" and a
+ * finding. Limits: limit_s a trial, LIMIT_RANKS, TALK_BYTES of what a rank says. Tested by:
+ * tests/faults/test_doctor.py
  *
  * Each rank is a worker of the service's own program, without a model, that says on its standard
  * output what it is about to do. When the time is up, the rank that has said least is the one that
@@ -90,8 +90,12 @@ static void state_of(int64_t pid, char out[32]) {
     }
     at = strrchr(text, ')');
     char state = at && at[1] ? at[2] : '?';
-    snprintf(out, 32, "%c%s", state, state == 'T' ? " (stopped)" : state == 'D' ? " (in the kernel)"
-                                   : state == 'R' ? " (running)" : state == 'S' ? " (sleeping)" : "");
+    snprintf(out, 32, "%c%s", state,
+             state == 'T'   ? " (stopped)"
+             : state == 'D' ? " (in the kernel)"
+             : state == 'R' ? " (running)"
+             : state == 'S' ? " (sleeping)"
+                            : "");
 }
 
 /* The time is up: whoever said least keeps the others waiting. */
@@ -113,8 +117,9 @@ static void blame_the_slowest(struct trial *t) {
         if (lines_said(&t->rank[r]) != least) continue;
         n = strlen(t->failure);
         state_of(t->rank[r].pid, state);
-        snprintf(t->failure + n, sizeof t->failure - n, "%srank %d is stuck in: %.100s, process %" PRId64
-                 " in state %s", n ? "; " : "", r, stage_of(&t->rank[r], text), t->rank[r].pid, state);
+        snprintf(t->failure + n, sizeof t->failure - n,
+                 "%srank %d is stuck in: %.100s, process %" PRId64 " in state %s", n ? "; " : "", r,
+                 stage_of(&t->rank[r], text), t->rank[r].pid, state);
     }
     n = strlen(t->failure);
     snprintf(t->failure + n, sizeof t->failure - n, "; the others wait in: %s", others);
@@ -227,17 +232,35 @@ static void start_rank(struct trial *t, int rank) {
     char worker[1200], collective[16];
     snprintf(worker, sizeof worker, "%s", r->worker);
     snprintf(collective, sizeof collective, "%s", t->collective);
-    char *argv[] = {worker, "--self-test-collective", "--rank", words[0], "--world", words[1],
-                    "--device-index", words[2], "--collective", collective, "--shm", shm,
-                    "--shm-bytes", words[3], "--bytes-max", words[4], NULL};
+    char *argv[] = {worker,
+                    "--self-test-collective",
+                    "--rank",
+                    words[0],
+                    "--world",
+                    words[1],
+                    "--device-index",
+                    words[2],
+                    "--collective",
+                    collective,
+                    "--shm",
+                    shm,
+                    "--shm-bytes",
+                    words[3],
+                    "--bytes-max",
+                    words[4],
+                    NULL};
     uv_pipe_init(&t->loop, &k->out, 0);
     uv_pipe_init(&t->loop, &k->err, 0);
     uv_stdio_container_t io[3] = {
         {.flags = UV_IGNORE},
         {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&k->out},
         {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&k->err}};
-    uv_process_options_t o = {.exit_cb = on_exit_note, .file = worker, .args = argv,
-                              .flags = UV_PROCESS_DETACHED, .stdio = io, .stdio_count = 3};
+    uv_process_options_t o = {.exit_cb = on_exit_note,
+                              .file = worker,
+                              .args = argv,
+                              .flags = UV_PROCESS_DETACHED,
+                              .stdio = io,
+                              .stdio_count = 3};
     k->process.data = k;
     int rc = uv_spawn(&t->loop, &k->process, &o);
     if (rc == 0) {
@@ -296,8 +319,9 @@ static void mend(struct doctor *d, const struct trial *t) {
         fix = "IOMMU to pass-through and ACS off (see above), look for Xid in dmesg; until then "
               "--collective shm, or NCCL_P2P_DISABLE=1 with --collective nccl";
     else
-        fix = "look at that process and at the kernel's log: stopped, starved of cores or memory, or "
-              "killed from outside";
+        fix =
+            "look at that process and at the kernel's log: stopped, starved of cores or memory, or "
+            "killed from outside";
     snprintf(what, sizeof what, "all-reduce of %d ranks over %s", t->world, t->collective);
     snprintf(expected, sizeof expected, "right sums within %d s", t->r->limit_s);
     doctor_find(d, t->refused && !asked ? DOCTOR_SLOWS : DOCTOR_STOPS, what, expected, fix, "%s",
@@ -307,11 +331,11 @@ static void mend(struct doctor *d, const struct trial *t) {
 static void report(struct doctor *d, const struct trial *t, double seconds) {
     char name[200];
     last_line(t->rank[0].said, "opened ", name);
-    json_array_append_new(
-        json_object_get(d->report, "collectives"),
-        json_pack("{s:s, s:s, s:i, s:b, s:f, s:s, s:b, s:o}", "asked", t->collective, "used", name,
-                  "ranks", t->world, "right", !t->failure[0], "seconds", seconds, "failure",
-                  t->failure, "late", t->late && !t->hurried, "sums", sums_of(t)));
+    json_array_append_new(json_object_get(d->report, "collectives"),
+                          json_pack("{s:s, s:s, s:i, s:b, s:f, s:s, s:b, s:o}", "asked",
+                                    t->collective, "used", name, "ranks", t->world, "right",
+                                    !t->failure[0], "seconds", seconds, "failure", t->failure,
+                                    "late", t->late && !t->hurried, "sums", sums_of(t)));
     if (t->failure[0]) mend(d, t);
 }
 
@@ -334,8 +358,8 @@ static void run_trial(struct trial *t) {
     for (int r = 0; r < t->world && t->wedged; r++) {
         size_t n = strlen(t->failure);
         if (!t->rank[r].ended && n < sizeof t->failure)
-            snprintf(t->failure + n, sizeof t->failure - n, "; process %" PRId64 " cannot be killed",
-                     t->rank[r].pid);
+            snprintf(t->failure + n, sizeof t->failure - n,
+                     "; process %" PRId64 " cannot be killed", t->rank[r].pid);
     }
 }
 
@@ -370,9 +394,10 @@ int doctor_check_links(const struct doctor_ranks *r, struct err_text *err) {
     int rc = OK;
     run_trial(t);
     if (t->failure[0])
-        rc = err_set(err, ERR_SETUP, "link check: expected %d ranks to add up over %s within %d s, "
-                     "found: %.250s; octavo doctor says more", r->all, r->collective, r->limit_s,
-                     t->failure);
+        rc = err_set(err, ERR_SETUP,
+                     "link check: expected %d ranks to add up over %s within %d s, "
+                     "found: %.250s; octavo doctor says more",
+                     r->all, r->collective, r->limit_s, t->failure);
     else
         log_info("links_checked", "ranks=%d asked=%s used=%s seconds=%.2f", r->all, r->collective,
                  last_line(t->rank[0].said, "opened ", used), (double)(uv_hrtime() - start) / 1e9);

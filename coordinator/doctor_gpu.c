@@ -33,16 +33,18 @@ static void look_holder(struct doctor *d, json_t *list, int gpu, const struct de
     bool known = h->bytes != DEVICE_BYTES_UNKNOWN;
     if (!doctor_read(d, name, sizeof name, "/proc/%" PRId64 "/comm", h->pid))
         strcpy(name, "not visible here");
-    json_array_append_new(list, json_pack("{s:I, s:s, s:o}", "pid", (json_int_t)h->pid, "name", name,
-                                          "bytes", known ? json_integer((json_int_t)h->bytes)
-                                                         : json_null()));
+    json_array_append_new(
+        list, json_pack("{s:I, s:s, s:o}", "pid", (json_int_t)h->pid, "name", name, "bytes",
+                        known ? json_integer((json_int_t)h->bytes) : json_null()));
     bool ours = !strncmp(name, "octavo-worker", 13), much = !known || h->bytes > total / 16;
     snprintf(what, sizeof what, "memory of GPU %d", gpu);
     if (ours)
         snprintf(fix, sizeof fix, "nothing, if that is the service you mean");
     else
-        snprintf(fix, sizeof fix, "stop that process (kill %" PRId64 "), or leave the GPU out with "
-                                  "--devices", h->pid);
+        snprintf(fix, sizeof fix,
+                 "stop that process (kill %" PRId64 "), or leave the GPU out with "
+                 "--devices",
+                 h->pid);
     doctor_find(d, ours || !much ? DOCTOR_NOTE : DOCTOR_STOPS, what, "no other process in it", fix,
                 "process %" PRId64 " (%s) with %" PRIu64 " MiB", h->pid, name,
                 known ? h->bytes / MIB : 0);
@@ -58,20 +60,24 @@ static void look_unbooked(struct doctor *d, int gpu, const struct device_sample 
     snprintf(what, sizeof what, "memory of GPU %d", gpu);
     doctor_find(d, DOCTOR_STOPS, what, "memory in use only where a process holds it",
                 "look on the host, outside of this container; else nvidia-smi --gpu-reset -i, or a "
-                "reboot", "%" PRIu64 " MiB that no process visible here holds",
+                "reboot",
+                "%" PRIu64 " MiB that no process visible here holds",
                 (s->used_bytes - booked) / MIB);
 }
 
-static void look_health(struct doctor *d, int gpu, const char *text, const struct device_sample *s) {
+static void look_health(struct doctor *d, int gpu, const char *text,
+                        const struct device_sample *s) {
     char what[300];
     snprintf(what, sizeof what, "GPU %d, %.200s", gpu, text);
     if (s->health == DEVICE_LOST)
         doctor_find(d, DOCTOR_STOPS, what, "a device that answers",
                     "dmesg | grep -i xid tells why; then power the machine off and on, and if it "
-                    "comes again change the card", "%s", s->error);
+                    "comes again change the card",
+                    "%s", s->error);
     if (s->health == DEVICE_UNREADABLE)
         doctor_find(d, DOCTOR_SLOWS, what, "a device that the driver can read",
-                    "nvidia-smi -q says more; the driver may need to be loaded again", "%s", s->error);
+                    "nvidia-smi -q says more; the driver may need to be loaded again", "%s",
+                    s->error);
 }
 
 /* ---- the GPUs -------------------------------------------------------------------------------- */
@@ -89,17 +95,18 @@ static void add_gpu(struct doctor *d, json_t *gpus, const struct device_memory *
     kernel_address(pci, f.pci);
     device_memory_describe(m, index, text, sizeof text);
     device_memory_look(m, index, 1, &s);
-    for (int i = 0; i < s.n_holders; i++) look_holder(d, holders, index, &s.holders[i], s.total_bytes);
+    for (int i = 0; i < s.n_holders; i++)
+        look_holder(d, holders, index, &s.holders[i], s.total_bytes);
     json_array_append_new(
-        gpus, json_pack("{s:i, s:s, s:s, s:s, s:s, s:s, s:{s:I, s:I, s:I}, s:{s:o, s:o, s:o, s:o}, s:o}",
-                        "index", index, "name", f.name[0] ? f.name : text, "uuid", f.uuid, "pci", pci,
-                        "serial", f.serial, "health", s.health == DEVICE_FINE ? "fine" : s.error,
-                        "memory", "total_bytes", (json_int_t)s.total_bytes, "used_bytes",
-                        (json_int_t)s.used_bytes, "free_bytes",
-                        (json_int_t)(s.total_bytes - MIN(s.used_bytes, s.total_bytes)), "pcie",
-                        "generation", known(f.generation), "generation_max", known(f.generation_max),
-                        "width", known(f.width), "width_max", known(f.width_max), "processes",
-                        holders));
+        gpus,
+        json_pack("{s:i, s:s, s:s, s:s, s:s, s:s, s:{s:I, s:I, s:I}, s:{s:o, s:o, s:o, s:o}, s:o}",
+                  "index", index, "name", f.name[0] ? f.name : text, "uuid", f.uuid, "pci", pci,
+                  "serial", f.serial, "health", s.health == DEVICE_FINE ? "fine" : s.error,
+                  "memory", "total_bytes", (json_int_t)s.total_bytes, "used_bytes",
+                  (json_int_t)s.used_bytes, "free_bytes",
+                  (json_int_t)(s.total_bytes - MIN(s.used_bytes, s.total_bytes)), "pcie",
+                  "generation", known(f.generation), "generation_max", known(f.generation_max),
+                  "width", known(f.width), "width_max", known(f.width_max), "processes", holders));
     look_health(d, index, text, &s);
     if (s.health == DEVICE_FINE) look_unbooked(d, index, &s);
 }
@@ -112,7 +119,8 @@ static void look_peers(struct doctor *d, const struct device_memory *m, int n) {
     for (int a = 0; a < n; a++)
         for (int b = a + 1; b < n; b++) {
             const char *text = nvml_peer(m, a, b);
-            json_array_append_new(p2p, json_pack("{s:i, s:i, s:s}", "a", a, "b", b, "driver", text));
+            json_array_append_new(p2p,
+                                  json_pack("{s:i, s:i, s:s}", "a", a, "b", b, "driver", text));
             if (!strcmp(text, "yes") || !strcmp(text, "unknown")) continue;
             why = text;
             snprintf(pairs + strlen(pairs), sizeof pairs - strlen(pairs), "%s%d-%d",
@@ -120,9 +128,11 @@ static void look_peers(struct doctor *d, const struct device_memory *m, int n) {
         }
     json_object_set_new(d->report, "p2p", p2p);
     if (pairs[0])
-        doctor_find(d, DOCTOR_SLOWS, "peer access", "each GPU reaches the memory of every other",
-                    "IOMMU off or pass-through, ACS off, Resizable BAR on; else ranks add up through "
-                    "the host", "%s for GPUs %s", why, pairs);
+        doctor_find(
+            d, DOCTOR_SLOWS, "peer access", "each GPU reaches the memory of every other",
+            "IOMMU off or pass-through, ACS off, Resizable BAR on; else ranks add up through "
+            "the host",
+            "%s for GPUs %s", why, pairs);
 }
 
 /* What the kernel module lists, where its library does not answer. */
@@ -132,18 +142,20 @@ static void count_gpus(struct doctor *d, json_t *gpus) {
     for (int i = 0; i < MIN(found.n, DEVICE_MAX); i++) {
         char text[2048], name[96] = "", *model;
         if (doctor_read(d, text, sizeof text, "/proc/driver/nvidia/gpus/%s/information",
-                        found.gpu[i].pci) && (model = strstr(text, "Model:"))) {
+                        found.gpu[i].pci) &&
+            (model = strstr(text, "Model:"))) {
             model += 6 + strspn(model + 6, " \t");
             snprintf(name, sizeof name, "%.*s", (int)strcspn(model, "\n"), model);
         }
-        json_array_append_new(gpus, json_pack("{s:i, s:s, s:s}", "index", i, "name", name, "pci",
-                                              found.gpu[i].pci));
+        json_array_append_new(
+            gpus, json_pack("{s:i, s:s, s:s}", "index", i, "name", name, "pci", found.gpu[i].pci));
     }
     if (found.n > 0)
-        doctor_find(d, DOCTOR_SLOWS, "NVML", "the driver's library, which tells when memory returns",
+        doctor_find(d, DOCTOR_SLOWS, "NVML",
+                    "the driver's library, which tells when memory returns",
                     "install libnvidia-ml.so.1 of the driver's version; in a container "
-                    "NVIDIA_DRIVER_CAPABILITIES=compute,utility", "%d GPUs and no such library",
-                    found.n);
+                    "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+                    "%d GPUs and no such library", found.n);
 }
 
 static void look_driver(struct doctor *d, const struct device_memory *m) {
@@ -168,8 +180,9 @@ void doctor_look_gpus(struct doctor *d, const struct device_memory *m) {
 
 /* A variable that changes what NCCL or CUDA do, and not where they are installed. */
 static bool concerns(const char *name) {
-    static const char *const prefixes[] = {"NCCL_", "OCTAVO_NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE",
-                                           "CUDA_MODULE", "CUDA_LAUNCH", "CUDA_MPS"};
+    static const char *const prefixes[] = {"NCCL_",       "OCTAVO_NCCL_", "CUDA_VISIBLE",
+                                           "CUDA_DEVICE", "CUDA_MODULE",  "CUDA_LAUNCH",
+                                           "CUDA_MPS"};
     for (size_t i = 0; i < ARRAY_LEN(prefixes); i++)
         if (!strncmp(name, prefixes[i], strlen(prefixes[i]))) return true;
     return false;
@@ -177,7 +190,8 @@ static bool concerns(const char *name) {
 
 /* Loading it starts nothing; the version is coded as the library's own header says. */
 static json_t *nccl_state(const char *name) {
-    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL), *at = lib ? dlsym(lib, "ncclGetVersion") : NULL;
+    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL),
+         *at = lib ? dlsym(lib, "ncclGetVersion") : NULL;
     int (*get)(int *) = NULL, v = 0;
     char version[32] = "";
     memcpy(&get, &at, sizeof get);
@@ -206,8 +220,10 @@ void doctor_look_nccl(struct doctor *d, char **env) {
     const char *off = json_string_value(json_object_get(set, "NCCL_P2P_DISABLE"));
     if (n_gpus > 1 && off && strcmp(off, "0"))
         doctor_find(d, DOCTOR_NOTE, "NCCL_P2P_DISABLE", "unset, where peers reach each other",
-                    "unset it once the all-reduces below pass without it", "%s: NCCL goes through "
-                    "the host", off);
+                    "unset it once the all-reduces below pass without it",
+                    "%s: NCCL goes through "
+                    "the host",
+                    off);
     if (n_gpus > 1 && json_is_null(json_object_get(nccl, "version")))
         doctor_find(d, DOCTOR_SLOWS, "NCCL", "libnccl.so.2, for large sums",
                     "install libnccl2, or name the library in OCTAVO_NCCL_LIBRARY", "%s",

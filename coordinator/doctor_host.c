@@ -3,8 +3,8 @@
  * Owns: nothing.  Called by: cmd_doctor.c.  Fails how: see doctor.h.
  * Limits: none.  Tested by: tests/unit/test_doctor.c
  *
- * Limits are read as text from /proc/self/limits and not with getrlimit, so that a test's folder can
- * say them; the free space of /dev/shm is no file, and is asked of whatever lies below root.
+ * Limits are read as text from /proc/self/limits and not with getrlimit, so that a test's folder
+ * can say them; the free space of /dev/shm is no file, and is asked of whatever lies below root.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -29,7 +29,8 @@ static int64_t meminfo(const char *text, const char *name) {
         if (!strncmp(line, name, n) && line[n] == ':') {
             int64_t value = strtoll(line + n + 1, NULL, 10);
             return strstr(line, "kB") && strstr(line, "kB") < line + strcspn(line, "\n")
-                       ? value * 1024 : value;
+                       ? value * 1024
+                       : value;
         }
     return -1;
 }
@@ -40,7 +41,8 @@ static json_t *bytes_or_null(int64_t n) {
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* The soft limit of a row "Max open files   1024   4096   files"; INT64_MAX: unlimited; -1: none. */
+/* The soft limit of a row "Max open files   1024   4096   files"; INT64_MAX: unlimited; -1: none.
+ */
 static int64_t soft_limit(const char *text, const char *name) {
     const char *row = strstr(text, name);
     if (!row) return -1;
@@ -56,7 +58,8 @@ static int64_t cgroup_limit(const struct doctor *d, int64_t *used) {
     *used = -1;
     if (doctor_read(d, text, sizeof text, "/proc/self/cgroup")) {
         const char *unified = strstr(text, "0::/");
-        if (unified) snprintf(path, sizeof path, "%.*s", (int)strcspn(unified + 3, "\n"), unified + 3);
+        if (unified)
+            snprintf(path, sizeof path, "%.*s", (int)strcspn(unified + 3, "\n"), unified + 3);
     }
     for (;;) {
         char *slash;
@@ -82,21 +85,23 @@ static void look_limits(struct doctor *d) {
     char text[8192] = "";
     int64_t used;
     doctor_read(d, text, sizeof text, "/proc/self/limits");
-    int64_t files = soft_limit(text, "Max open files"), locked = soft_limit(text, "Max locked memory"),
-            group = cgroup_limit(d, &used);
+    int64_t files = soft_limit(text, "Max open files"),
+            locked = soft_limit(text, "Max locked memory"), group = cgroup_limit(d, &used);
     json_object_set_new(d->report, "limits",
-                        json_pack("{s:o, s:o, s:o, s:o}", "nofile", limit_json(files), "memlock_bytes",
-                                  limit_json(locked), "cgroup_memory_bytes", bytes_or_null(group),
-                                  "cgroup_memory_used_bytes", bytes_or_null(used)));
+                        json_pack("{s:o, s:o, s:o, s:o}", "nofile", limit_json(files),
+                                  "memlock_bytes", limit_json(locked), "cgroup_memory_bytes",
+                                  bytes_or_null(group), "cgroup_memory_used_bytes",
+                                  bytes_or_null(used)));
     const int64_t files_least = LIMIT_CONNECTIONS + LIMIT_DESCRIPTORS_KEPT;
     if (files >= 0 && files < files_least)
         doctor_find(d, DOCTOR_SLOWS, "open files", "at least 4224, one for each connection",
                     "LimitNOFILE=65536 in the unit, or ulimit -n 65536 before the start",
                     "%" PRId64, files);
-    if (locked >= 0 && locked < MEMLOCK_LEAST && json_array_size(json_object_get(d->report, "gpus")))
+    if (locked >= 0 && locked < MEMLOCK_LEAST &&
+        json_array_size(json_object_get(d->report, "gpus")))
         doctor_find(d, DOCTOR_NOTE, "locked memory", "unlimited, where NCCL uses RDMA",
-                    "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited", "%" PRId64 " bytes",
-                    locked);
+                    "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited",
+                    "%" PRId64 " bytes", locked);
     if (group >= 0 && used >= 0 && group - used < CGROUP_LEAST)
         doctor_find(d, DOCTOR_STOPS, "memory of the control group",
                     "at least 2 GiB free, for workers and the page cache they load through",
@@ -117,13 +122,15 @@ static void look_shm(struct doctor *d) {
         return;
     }
     int64_t total = (int64_t)(v.f_blocks * v.f_frsize), left = (int64_t)(v.f_bavail * v.f_frsize);
-    json_object_set_new(d->report, "shm",
-                        json_pack("{s:I, s:I}", "total_bytes", (json_int_t)total, "free_bytes",
-                                  (json_int_t)left));
+    json_object_set_new(
+        d->report, "shm",
+        json_pack("{s:I, s:I}", "total_bytes", (json_int_t)total, "free_bytes", (json_int_t)left));
     if (left < SHM_LEAST && json_array_size(json_object_get(d->report, "gpus")))
-        doctor_find(d, DOCTOR_SLOWS, "/dev/shm", "at least 1024 MiB free, for NCCL between processes",
+        doctor_find(d, DOCTOR_SLOWS, "/dev/shm",
+                    "at least 1024 MiB free, for NCCL between processes",
                     "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm; remove "
-                    "/dev/shm/nccl-* that no process holds", "%" PRId64 " MiB free", left / MIB);
+                    "/dev/shm/nccl-* that no process holds",
+                    "%" PRId64 " MiB free", left / MIB);
 }
 
 static void look_memory(struct doctor *d, json_t *host) {

@@ -1,13 +1,13 @@
 /* coordinator/doctor_pci.c: how GPUs hang on the PCI bus, and what stands between them: links,
  * switches, ACS, IOMMU.
  *
- * Owns: nothing.  Called by: cmd_doctor.c.  Fails how: see doctor.h; the extended configuration of a
- * bridge, where ACS is, only root can read.  Limits: PCI_DEPTH bridges above a GPU.
- * Tested by: tests/unit/test_doctor.c
+ * Owns: nothing.  Called by: cmd_doctor.c.  Fails how: see doctor.h; the extended configuration of
+ * a bridge, where ACS is, only root can read.  Limits: PCI_DEPTH bridges above a GPU. Tested by:
+ * tests/unit/test_doctor.c
  *
  * None of this says that a service will not work: boxes with every bit wrong have passed the
- * all-reduces that follow, and others hung. So these findings never stop; they say where to look when
- * an all-reduce did.
+ * all-reduces that follow, and others hung. So these findings never stop; they say where to look
+ * when an all-reduce did.
  */
 #include <ctype.h>
 #include <inttypes.h>
@@ -58,7 +58,8 @@ static int generation(const struct doctor *d, const char *pci, const char *which
     static const double rates[] = {2.5, 5, 8, 16, 32, 64};
     char text[64];
     double rate = doctor_read(d, text, sizeof text, DEVICES "%s/%s_link_speed", pci, which)
-                      ? strtod(text, NULL) : 0;
+                      ? strtod(text, NULL)
+                      : 0;
     for (size_t i = 0; i < ARRAY_LEN(rates); i++)
         if (rate > rates[i] * 0.9 && rate < rates[i] * 1.1) return (int)i + 1;
     return 0;
@@ -89,7 +90,8 @@ static void look_link(struct doctor *d, json_t *gpu, int index, const char *pci)
     if (now > 0 && now < most)
         doctor_find(d, DOCTOR_SLOWS, what, "as many lanes as the card has",
                     "seat card and riser again, clean the contacts; in the BIOS no bifurcation of "
-                    "that slot", "x%d of x%d", (int)now, (int)most);
+                    "that slot",
+                    "x%d of x%d", (int)now, (int)most);
 }
 
 /* The size of the window through which others reach the card's memory; 0: unknown. */
@@ -107,13 +109,14 @@ static void look_window(struct doctor *d, json_t *gpu, int index, const char *pc
     json_int_t memory =
         json_integer_value(json_object_get(json_object_get(gpu, "memory"), "total_bytes"));
     char what[64];
-    json_object_set_new(gpu, "window_bytes", window ? json_integer((json_int_t)window) : json_null());
+    json_object_set_new(gpu, "window_bytes",
+                        window ? json_integer((json_int_t)window) : json_null());
     snprintf(what, sizeof what, "memory window of GPU %d, %s", index, pci);
     if (several && window && memory > 0 && window < (uint64_t)memory)
         doctor_find(d, DOCTOR_SLOWS, what, "all of its memory, for its peers to reach",
                     "BIOS: Above 4G Decoding and Resizable BAR on; driver option "
-                    "NVreg_EnableResizableBar=1", "%" PRIu64 " MiB of %lld MiB", window >> 20,
-                    (long long)memory >> 20);
+                    "NVreg_EnableResizableBar=1",
+                    "%" PRIu64 " MiB of %lld MiB", window >> 20, (long long)memory >> 20);
 }
 
 /* ---- IOMMU and ACS --------------------------------------------------------------------------- */
@@ -134,7 +137,8 @@ static void look_iommu(struct doctor *d, const char *pci, bool several) {
     if (pci) doctor_read(d, type, sizeof type, DEVICES "%s/iommu_group/type", pci);
     if (json_array_size(units))
         mode = type[0] ? strcmp(type, "identity") ? "translating" : "pass-through"
-               : pass  ? "pass-through" : "on";
+               : pass  ? "pass-through"
+                       : "on";
     for (word = strtok_r(line, " ", &save); word; word = strtok_r(NULL, " ", &save))
         if (strstr(word, "iommu") || strstr(word, "acs"))
             snprintf(asked + strlen(asked), sizeof asked - strlen(asked), "%s%.100s",
@@ -143,9 +147,10 @@ static void look_iommu(struct doctor *d, const char *pci, bool several) {
                         json_pack("{s:s, s:o, s:s, s:s}", "mode", mode, "units", units,
                                   "type_of_gpu", type, "kernel_options", asked));
     if (several && (!strcmp(mode, "translating") || !strcmp(mode, "on")))
-        doctor_find(d, DOCTOR_SLOWS, "IOMMU", "off, or pass-through, for GPUs that reach each other",
-                    "iommu=pt on the kernel's command line, or IOMMU (VT-d, AMD-Vi) off in the BIOS",
-                    "%s%s%s", mode, type[0] ? ", group type " : "", type);
+        doctor_find(
+            d, DOCTOR_SLOWS, "IOMMU", "off, or pass-through, for GPUs that reach each other",
+            "iommu=pt on the kernel's command line, or IOMMU (VT-d, AMD-Vi) off in the BIOS",
+            "%s%s%s", mode, type[0] ? ", group type " : "", type);
 }
 
 /* The control register of ACS; -1: no such capability, -2: not readable. */
@@ -167,15 +172,14 @@ static int read_acs(const struct doctor *d, const char *pci) {
 }
 
 /* One bridge; the text gets its name if it redirects. true: not readable. */
-static bool look_bridge(const struct doctor *d, json_t *acs, const char *pci, char *text, size_t n) {
+static bool look_bridge(const struct doctor *d, json_t *acs, const char *pci, char *text,
+                        size_t n) {
     int control = read_acs(d, pci);
     bool redirects = control >= 0 && (control & (ACS_P2P_REQUEST | ACS_P2P_COMPLETE));
-    json_array_append_new(acs, json_pack("{s:s, s:b, s:o, s:b}", "bridge", pci, "readable",
-                                         control != -2, "control",
-                                         control < 0 ? json_null() : json_integer(control),
-                                         "redirects", redirects));
-    if (redirects)
-        snprintf(text + strlen(text), n - strlen(text), "%s%s", text[0] ? " " : "", pci);
+    json_array_append_new(
+        acs, json_pack("{s:s, s:b, s:o, s:b}", "bridge", pci, "readable", control != -2, "control",
+                       control < 0 ? json_null() : json_integer(control), "redirects", redirects));
+    if (redirects) snprintf(text + strlen(text), n - strlen(text), "%s%s", text[0] ? " " : "", pci);
     return control == -2;
 }
 
@@ -192,8 +196,10 @@ static void look_acs(struct doctor *d, const struct pci_path *paths, int n_paths
         }
     json_object_set_new(d->report, "acs", acs);
     json_decref(seen);
-    snprintf(fix, sizeof fix, "ACS off in the BIOS, or at each boot: for b in %s; do setpci -s $b "
-                              "ECAP_ACS+6.w=0; done", wrong);
+    snprintf(fix, sizeof fix,
+             "ACS off in the BIOS, or at each boot: for b in %s; do setpci -s $b "
+             "ECAP_ACS+6.w=0; done",
+             wrong);
     if (wrong[0] && n_paths > 1)
         doctor_find(d, DOCTOR_SLOWS, "ACS", "no redirection on the bridges above the GPUs", fix,
                     "requests of peers take the way through the root at %s", wrong);
@@ -225,8 +231,9 @@ static void look_ways(struct doctor *d, json_t *gpus, const struct pci_path *pat
     json_array_foreach(p2p, i, pair) {
         int a = (int)json_integer_value(json_object_get(pair, "a")),
             b = (int)json_integer_value(json_object_get(pair, "b"));
-        json_object_set_new(pair, "way", json_string(way(&paths[a], &paths[b], node_of(gpus, a),
-                                                         node_of(gpus, b))));
+        json_object_set_new(
+            pair, "way",
+            json_string(way(&paths[a], &paths[b], node_of(gpus, a), node_of(gpus, b))));
     }
 }
 
@@ -250,7 +257,8 @@ static void look_uvm(struct doctor *d, bool several) {
         text[0] == 'N')
         doctor_find(d, DOCTOR_NOTE, "nvidia_uvm", "uvm_disable_hmm=1 where peers meet on PCIe",
                     "echo 'options nvidia_uvm uvm_disable_hmm=1' >/etc/modprobe.d/nvidia-uvm.conf, "
-                    "then a reboot", "off");
+                    "then a reboot",
+                    "off");
 }
 
 void doctor_look_pci(struct doctor *d) {

@@ -23,24 +23,32 @@ static json_int_t number_of(const json_t *o, const char *key) {
 static const char *bytes_of(const json_t *o, const char *key, char out[32]) {
     const json_t *v = json_object_get(o, key);
     json_int_t n = json_integer_value(v);
-    if (json_is_string(v)) snprintf(out, 32, "%.31s", json_string_value(v));
-    else if (!json_is_integer(v)) strcpy(out, "?");
-    else if (n >= (json_int_t)10 << 30) snprintf(out, 32, "%lld GiB", (long long)(n >> 30));
-    else if (n >= 10 << 20) snprintf(out, 32, "%lld MiB", (long long)(n >> 20));
-    else snprintf(out, 32, "%lld bytes", (long long)n);
+    if (json_is_string(v))
+        snprintf(out, 32, "%.31s", json_string_value(v));
+    else if (!json_is_integer(v))
+        strcpy(out, "?");
+    else if (n >= (json_int_t)10 << 30)
+        snprintf(out, 32, "%lld GiB", (long long)(n >> 30));
+    else if (n >= 10 << 20)
+        snprintf(out, 32, "%lld MiB", (long long)(n >> 20));
+    else
+        snprintf(out, 32, "%lld bytes", (long long)n);
     return out;
 }
 
 static const char *count_of(const json_t *o, const char *key, char out[32]) {
     const json_t *v = json_object_get(o, key);
-    if (json_is_integer(v)) snprintf(out, 32, "%lld", (long long)json_integer_value(v));
-    else return bytes_of(o, key, out);
+    if (json_is_integer(v))
+        snprintf(out, 32, "%lld", (long long)json_integer_value(v));
+    else
+        return bytes_of(o, key, out);
     return out;
 }
 
 static void print_host(const json_t *report, FILE *f) {
-    const json_t *host = json_object_get(report, "host"), *limits = json_object_get(report, "limits"),
-                 *shm = json_object_get(report, "shm"), *huge = json_object_get(report, "huge_pages");
+    const json_t *host = json_object_get(report, "host"),
+                 *limits = json_object_get(report, "limits"), *shm = json_object_get(report, "shm"),
+                 *huge = json_object_get(report, "huge_pages");
     char a[32], b[32];
     fprintf(f, "octavo doctor, build %s, %s\n", text_of(host, "build"), text_of(host, "time"));
     fprintf(f, "host        %s, kernel %s, cores %s, NUMA nodes %s\n", text_of(host, "name"),
@@ -48,7 +56,8 @@ static void print_host(const json_t *report, FILE *f) {
     fprintf(f, "memory      %s, %s available", bytes_of(host, "memory_bytes", a),
             bytes_of(host, "available_bytes", b));
     if (json_is_integer(json_object_get(limits, "cgroup_memory_bytes")))
-        fprintf(f, "; control group allows %s, %s in use", bytes_of(limits, "cgroup_memory_bytes", a),
+        fprintf(f, "; control group allows %s, %s in use",
+                bytes_of(limits, "cgroup_memory_bytes", a),
                 bytes_of(limits, "cgroup_memory_used_bytes", b));
     fprintf(f, "\n/dev/shm    %s, %s free\n", bytes_of(shm, "total_bytes", a),
             bytes_of(shm, "free_bytes", b));
@@ -70,9 +79,9 @@ static void print_gpu(const json_t *gpu, FILE *f) {
             bytes_of(memory, "total_bytes", a), bytes_of(memory, "used_bytes", b),
             bytes_of(memory, "free_bytes", c), bytes_of(gpu, "window_bytes", e),
             text_of(gpu, "health"));
-    fprintf(f, "            PCIe generation %s of %s, x%s of x%s",
-            count_of(pcie, "generation", a), count_of(pcie, "generation_max", b),
-            count_of(pcie, "width", c), count_of(pcie, "width_max", e));
+    fprintf(f, "            PCIe generation %s of %s, x%s of x%s", count_of(pcie, "generation", a),
+            count_of(pcie, "generation_max", b), count_of(pcie, "width", c),
+            count_of(pcie, "width_max", e));
     fprintf(f, "; NUMA node %s, cores %s\n", count_of(gpu, "numa_node", a), text_of(gpu, "cores"));
     json_array_foreach(json_object_get(gpu, "processes"), i, p)
         fprintf(f, "            process %lld (%s): %s\n", (long long)number_of(p, "pid"),
@@ -109,11 +118,14 @@ static void print_bus(const json_t *report, FILE *f) {
     json_array_foreach(json_object_get(report, "acs"), i, row) {
         const json_t *control = json_object_get(row, "control");
         fprintf(f, "ACS         bridge %s: ", text_of(row, "bridge"));
-        if (!json_is_true(json_object_get(row, "readable"))) fputs("not readable\n", f);
-        else if (json_is_null(control)) fputs("has none\n", f);
+        if (!json_is_true(json_object_get(row, "readable")))
+            fputs("not readable\n", f);
+        else if (json_is_null(control))
+            fputs("has none\n", f);
         else
             fprintf(f, "control %04llx, %s\n", (long long)json_integer_value(control),
-                    json_is_true(json_object_get(row, "redirects")) ? "redirects peers" : "lets peers pass");
+                    json_is_true(json_object_get(row, "redirects")) ? "redirects peers"
+                                                                    : "lets peers pass");
     }
 }
 
@@ -153,8 +165,7 @@ static void print_findings(const struct doctor *d, FILE *f) {
     size_t i;
     int n = 0;
     fprintf(f, "\nWhat to fix%s\n", json_array_size(d->findings) ? "" : ": nothing found");
-    for (size_t l = 0; l < ARRAY_LEN(levels); l++)
-        json_array_foreach(d->findings, i, row) {
+    for (size_t l = 0; l < ARRAY_LEN(levels); l++) json_array_foreach(d->findings, i, row) {
             if (strcmp(text_of(row, "level"), levels[l])) continue;
             fprintf(f, "%2d. [%s] %s\n    expected: %s\n    found: %s\n    fix: %s\n", ++n,
                     levels[l], text_of(row, "what"), text_of(row, "expected"),

@@ -140,8 +140,8 @@ static __device__ __forceinline__ bool ipc_all(const struct ipc_view &v, bool ok
     return ok;
 }
 
-/* How long block 0 waits, told to the host without anybody stopping for it: the sum so far is fetched
- * while the peers are waited for, and what is stored is not waited for. */
+/* How long block 0 waits, told to the host without anybody stopping for it: the sum so far is
+ * fetched while the peers are waited for, and what is stored is not waited for. */
 struct ipc_watch {
     uint64_t before, since;
 };
@@ -316,8 +316,7 @@ static __device__ __forceinline__ void ipc_sum(const struct ipc_view &v, uint32_
     const bool even = vec_even(x);
     const char *peer[W];
 #pragma unroll
-    for (int r = 0; r < W; r++)
-        peer[r] = r < v.world ? ipc_inbox<PUSH>(v, e, r) + skip : NULL;
+    for (int r = 0; r < W; r++) peer[r] = r < v.world ? ipc_inbox<PUSH>(v, e, r) + skip : NULL;
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
         const float4 sum = vec_sum<W>(v, vec_load(x, at + i, n, even), peer, i);
         vec_store(x, at + i, n, even, sum);

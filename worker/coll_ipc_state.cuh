@@ -24,7 +24,7 @@ struct ipc_slab {
     struct ipc_words { /* host memory that the device writes: see struct ipc_table */
         uint64_t waited;
         uint32_t left;
-    } *words;
+    } * words;
     struct ipc_choice choice;
 };
 
@@ -39,10 +39,13 @@ struct coll_ipc {
     uint64_t told_ns;        /* of waiting, as wait_us */
 };
 
-static inline struct kctx *ctx_of(const struct coll_ipc *c) { return c->slab->ctx; }
+static inline struct kctx *ctx_of(const struct coll_ipc *c) {
+    return c->slab->ctx;
+}
 
 const struct coll_ops *ipc_ops(bool loopback);
-void ipc_slab_clear(struct ipc_slab *s); /* flags and packets as if first_epoch had just been done */
+void ipc_slab_clear(
+    struct ipc_slab *s); /* flags and packets as if first_epoch had just been done */
 void ipc_reduce_by(struct coll_ipc *c, int algorithm, float *x, int64_t n);
 void ipc_words_show(const struct ipc_slab *s, struct ipc_table *t); /* as the device sees them */
 bool ipc_wait(struct coll_ipc *c, uint64_t limit_us); /* false: queued work did not end */

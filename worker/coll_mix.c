@@ -4,10 +4,10 @@
  * Fails how: as the two beneath.  Limits: none of its own.
  * Tested by: tests/unit/test_coll_mix.c
  *
- * Our own all-reduce has the fewer trips, NCCL the better use of a wire, and where one overtakes the
- * other depends on the box, so it is measured. Both queue on one stream, so they never run at the
- * same time, and every rank takes the same way because only the size decides. It also decides while
- * a graph is captured: a step must give the same bits replayed as it gave run.
+ * Our own all-reduce has the fewer trips, NCCL the better use of a wire, and where one overtakes
+ * the other depends on the box, so it is measured. Both queue on one stream, so they never run at
+ * the same time, and every rank takes the same way because only the size decides. It also decides
+ * while a graph is captured: a step must give the same bits replayed as it gave run.
  *
  * A step is spoilt by an abort only if it used what the abort breaks: `large` says ERR_ABORTED for
  * everything once its generation is over, so it is asked only after steps that went over it.
@@ -157,7 +157,8 @@ int mix_probe(int64_t *large_from, struct coll *shm,
         float small_us, large_us;
         int rc = measure(&p, true, sizes[s], &large_us);
         if (rc == OK) rc = measure(&p, false, sizes[s], &small_us);
-        if (rc == ERR_AGAIN) return OK; /* what was found holds, for every larger size was measured */
+        if (rc == ERR_AGAIN)
+            return OK; /* what was found holds, for every larger size was measured */
         TRY(rc);
         if (shm->rank == 0)
             log_debug("collective_probe", "bytes=%lld small_us=%.1f large_us=%.1f",

@@ -15,10 +15,10 @@ extern "C" {
 #define MIX_BYTES_MAX (4 << 20) /* the largest size measured */
 #define MIX_PROBE_US  300000    /* after so long, what is not measured keeps its default */
 
-/* Both of the same generation and ranks. They belong to the new coll, which closes `large` first and
- * aborts both through `small`: one abort word must serve them. What moves at least large_from bytes
- * (of all ranks together, when gathering) goes over `large`; the same on all ranks. capturing: as in
- * struct nccl_device. ERR_NOMEM: both stay the caller's. */
+/* Both of the same generation and ranks. They belong to the new coll, which closes `large` first
+ * and aborts both through `small`: one abort word must serve them. What moves at least large_from
+ * bytes (of all ranks together, when gathering) goes over `large`; the same on all ranks.
+ * capturing: as in struct nccl_device. ERR_NOMEM: both stay the caller's. */
 int coll_open_mix(struct coll **out, struct coll *small, struct coll *large, int64_t large_from,
                   const bool *capturing, struct err_text *err);
 

@@ -53,7 +53,7 @@ struct coll_nccl {
     uint32_t alone;
     pthread_mutex_t mutex;  /* calls on comm; abort takes it from them */
     struct nccl_comm *comm; /* NULL once aborted */
-    bool captured; /* graphs hold it */
+    bool captured;          /* graphs hold it */
     char transport[96];
     atomic_bool closing;
     pthread_t watcher;
@@ -66,7 +66,7 @@ static const struct {
     const char *name, *value;
 } defaults[] = {
     {"NCCL_P2P_LEVEL", "SYS"}, {"NCCL_PROTO", "LL,LL128,Simple"}, {"NCCL_NVLS_ENABLE", "0"},
-    {"NCCL_IB_DISABLE", "1"},  {"NCCL_MIN_NCHANNELS", "8"},     {"NCCL_RUNTIME_CONNECT", "0"},
+    {"NCCL_IB_DISABLE", "1"},  {"NCCL_MIN_NCHANNELS", "8"},       {"NCCL_RUNTIME_CONNECT", "0"},
 };
 
 /* ---- the library ------------------------------------------------------------------------- */
@@ -207,7 +207,8 @@ static int settle(struct coll_nccl *c, int rc, int64_t patience_ns) {
         if (aborted(c)) return ERR_ABORTED;
         if (patience_ns <= 0) return ERR_TIMEOUT;
         if (looks < EAGER_LOOKS) {
-            sched_yield(); /* to be queued takes microseconds, and every sum of a prompt waits here */
+            sched_yield(); /* to be queued takes microseconds, and every sum of a prompt waits here
+                            */
         } else {
             nap(step);
             patience_ns -= step;
@@ -296,8 +297,8 @@ static void *watch(void *arg) {
     return NULL;
 }
 
-/* The graphs that hold it go first, or the abort waits for them. Closing without a preceding abort uses abort as
- * well: nothing is queued any more, and unlike destroy it never waits for a peer. */
+/* The graphs that hold it go first, or the abort waits for them. Closing without a preceding abort
+ * uses abort as well: nothing is queued any more, and unlike destroy it never waits for a peer. */
 static void nccl_close(struct coll *base) {
     struct coll_nccl *c = nccl_of(base);
     if (c->captured && c->device.drop_graphs) c->device.drop_graphs(c->device.user);

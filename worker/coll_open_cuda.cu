@@ -84,8 +84,8 @@ static int agree(struct coll *shm, int mine) {
 static int open_nccl(struct coll **out, struct coll_maker *m, struct coll *shm, uint32_t generation,
                      struct err_text *err) {
     const bool any = wants(m, "auto");
-    const struct nccl_device device = {m->ctx->stream, &m->ctx->capturing, drop_graphs, m->ctx,
-                                       any, any ? AUTO_NCCL_SECONDS : 0};
+    const struct nccl_device device = {
+        m->ctx->stream, &m->ctx->capturing, drop_graphs, m->ctx, any, any ? AUTO_NCCL_SECONDS : 0};
     int rc = m->nccl ? OK : nccl_load(&m->nccl, err);
     if (shm) rc = agree(shm, rc);
     TRY(rc);
@@ -138,8 +138,7 @@ static float time_sum(void *user, bool large, int64_t bytes) {
     for (int i = 0; i < 6; i++) {
         CU(cudaEventRecord(s->from, s->ctx->stream));
         int rc = OK;
-        for (int k = 0; k < CHAIN && rc == OK; k++)
-            rc = coll_all_reduce(c, s->scratch, bytes / 4);
+        for (int k = 0; k < CHAIN && rc == OK; k++) rc = coll_all_reduce(c, s->scratch, bytes / 4);
         CU(cudaEventRecord(s->to, s->ctx->stream));
         if (!ipc_wait(r->ipc, IPC_STUCK_US) || rc < 0) return -1;
         CU(cudaEventElapsedTime(&ms, s->from, s->to));
@@ -172,8 +171,9 @@ static int mix(struct coll **out, struct coll_maker *m, struct coll *ipc, struct
         return OK; /* if aborted, ipc says so at its first use */
     }
     if (m->rank == 0)
-        log_info("collective", "name=ipc+nccl generation=%u wire=f32 small=ipc large=nccl "
-                               "large_from_bytes=%lld transport=\"%s\"",
+        log_info("collective",
+                 "name=ipc+nccl generation=%u wire=f32 small=ipc large=nccl "
+                 "large_from_bytes=%lld transport=\"%s\"",
                  ipc->generation, (long long)m->large_from, coll_nccl_transport(nccl));
     if (coll_open_mix(out, ipc, nccl, m->large_from, &m->ctx->capturing, err) < 0)
         cuda_fatal("coll_open_mix", "no memory", __FILE__, __LINE__); /* the others do mix */
@@ -184,7 +184,8 @@ static void refused(const char *name, const struct err_text *err) {
     log_warn("collective_refused", "name=%s reason=\"%s\"", name, err ? err->text : "");
 }
 
-/* NCCL first, since its communicator outlives a refusal of the other and not the other way round. */
+/* NCCL first, since its communicator outlives a refusal of the other and not the other way round.
+ */
 static int open_auto(struct coll **out, struct coll_maker *m, struct coll *shm, uint32_t generation,
                      struct err_text *err) {
     struct coll *nccl = NULL, *ipc = NULL;

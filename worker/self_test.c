@@ -42,24 +42,54 @@ struct self_test {
 
 static int read_options(struct self_test *t, int argc, char **argv, struct err_text *err) {
     const struct opt rows[] = {
-        {.name = "rank", .value = "N", .kind = OPT_INT, .out = &t->rank, .max = LIMIT_RANKS - 1,
+        {.name = "rank",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &t->rank,
+         .max = LIMIT_RANKS - 1,
          .help = "This rank."},
-        {.name = "world", .value = "N", .kind = OPT_INT, .out = &t->world, .min = 1,
-         .max = LIMIT_RANKS, .help = "Ranks that add up."},
-        {.name = "device-index", .value = "N", .kind = OPT_INT, .out = &t->device_index,
-         .max = 1024, .help = "Which device."},
-        {.name = "collective", .value = "NAME", .kind = OPT_CHOICE, .out = &t->collective,
-         .choices = COLL_CHOICES, .help = "How to add up."},
-        {.name = "shm", .value = "PATH", .kind = OPT_STRING, .out = &t->shm_path,
+        {.name = "world",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &t->world,
+         .min = 1,
+         .max = LIMIT_RANKS,
+         .help = "Ranks that add up."},
+        {.name = "device-index",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &t->device_index,
+         .max = 1024,
+         .help = "Which device."},
+        {.name = "collective",
+         .value = "NAME",
+         .kind = OPT_CHOICE,
+         .out = &t->collective,
+         .choices = COLL_CHOICES,
+         .help = "How to add up."},
+        {.name = "shm",
+         .value = "PATH",
+         .kind = OPT_STRING,
+         .out = &t->shm_path,
          .help = "Fresh shared memory of these ranks."},
-        {.name = "shm-bytes", .value = "N", .kind = OPT_INT, .out = &t->shm_bytes,
-         .max = INT64_MAX, .help = "Its size."},
-        {.name = "bytes-max", .value = "N", .kind = OPT_INT, .out = &t->bytes_max, .min = 4096,
-         .max = SELF_TEST_BYTES, .help = "The largest sum."},
+        {.name = "shm-bytes",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &t->shm_bytes,
+         .max = INT64_MAX,
+         .help = "Its size."},
+        {.name = "bytes-max",
+         .value = "N",
+         .kind = OPT_INT,
+         .out = &t->bytes_max,
+         .min = 4096,
+         .max = SELF_TEST_BYTES,
+         .help = "The largest sum."},
     };
     TRY(opt_parse(rows, ARRAY_LEN(rows), argc, argv, 0,
                   "usage: octavo-worker --self-test-collective [OPTION…]\n"
-                  "One rank of an all-reduce without a model, for octavo doctor.", err));
+                  "One rank of an all-reduce without a model, for octavo doctor.",
+                  err));
     if (t->rank >= t->world)
         return err_set(err, ERR_SETUP, "--rank: expected less than --world %d, found %d",
                        (int)t->world, (int)t->rank);
@@ -121,9 +151,10 @@ static int check_sum(struct self_test *t, int64_t n, struct err_text *err) {
         if (want != t->host[i]) wrong++, first = i;
     }
     if (wrong == 0) return OK;
-    return err_set(err, ERR_FORMAT, "sum of %lld values: expected all right, found %lld wrong, the "
-                                    "first at %lld", (long long)n, (long long)wrong,
-                   (long long)first);
+    return err_set(err, ERR_FORMAT,
+                   "sum of %lld values: expected all right, found %lld wrong, the "
+                   "first at %lld",
+                   (long long)n, (long long)wrong, (long long)first);
 }
 
 static double now_us(void) {

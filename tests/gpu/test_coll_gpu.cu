@@ -82,7 +82,8 @@ static bool graph_replays(struct rank *k) {
     return true;
 }
 
-/* A rank comes late to each first sum of a replay, by far more than sums take; another each time. */
+/* A rank comes late to each first sum of a replay, by far more than sums take; another each time.
+ */
 static bool late_ranks(struct rank *k) {
     if (!open_generation(k, 0)) return false;
     cudaGraphExec_t exec = capture_chain(k);
@@ -615,8 +616,8 @@ static std::vector<struct scenario> all_scenarios(void) {
     for (int w = 2; w <= 8; w *= 2)
         v.push_back(plain("random_operations", random_operations, w, true, IPC_AUTO, 0));
     for (int a = IPC_PACKETS; a < IPC_ALGORITHMS; a++)
-        v.push_back(plain("same_bits_on_all_ranks", random_operations, 8, true,
-                          (enum ipc_algorithm)a, 0));
+        v.push_back(
+            plain("same_bits_on_all_ranks", random_operations, 8, true, (enum ipc_algorithm)a, 0));
     v.push_back(plain("random_operations", random_operations, 3, true, IPC_AUTO, 0));
     for (int a : {IPC_AUTO, IPC_PACKETS, IPC_TWO_PULL}) {
         v.push_back(plain("epochs_roll_over", some_operations, 4, true, (enum ipc_algorithm)a,
@@ -629,8 +630,7 @@ static std::vector<struct scenario> all_scenarios(void) {
                           0xffffffffu - 1000));
     v.push_back(plain("graph_replays_reuse_buffers", graph_replays, 8, true, IPC_ONE_PULL, 0));
     v.push_back(plain("graph_replays_reuse_buffers", graph_replays, 8, true, IPC_TWO_PULL, 0));
-    v.push_back(
-        plain("captured_on_one_stream_replayed_on_two", two_streams, 4, true, IPC_AUTO, 0));
+    v.push_back(plain("captured_on_one_stream_replayed_on_two", two_streams, 4, true, IPC_AUTO, 0));
     v.push_back(plain("slabs_stay_when_generations_change", generations, 4, true, IPC_AUTO, 0));
     v.push_back(plain("late_ranks_in_the_first_sum", late_ranks, 8, true, IPC_AUTO, 0));
     v.push_back(plain("probe_then_operations", some_operations, 8, true, IPC_AUTO, 0));

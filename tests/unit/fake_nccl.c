@@ -81,8 +81,8 @@ static void tell(int rank, int world) {
     const char *off = getenv("NCCL_P2P_DISABLE");
     FILE *f = path && level && !strcmp(level, "INFO") ? fopen(path, "a") : NULL;
     for (int c = 0; f && world > 1 && c < 2; c++)
-        fprintf(f, "box:1:1 [%d] NCCL INFO Channel %02d/0 : %d[%d] -> %d[%d] via %s\n", rank, c, rank,
-                rank, (rank + 1) % world, (rank + 1) % world,
+        fprintf(f, "box:1:1 [%d] NCCL INFO Channel %02d/0 : %d[%d] -> %d[%d] via %s\n", rank, c,
+                rank, rank, (rank + 1) % world, (rank + 1) % world,
                 off && *off == '1' ? "SHM/direct/direct" : "P2P/IPC");
     if (f) fclose(f);
 }

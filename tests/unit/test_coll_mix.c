@@ -1,7 +1,6 @@
 /* tests/unit/test_coll_mix.c: ranks as threads over two collectives at once, shared memory and the
  * stand-in for NCCL: who takes which way, what an abort spoils, and where the crossover is put.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -246,8 +245,10 @@ static struct member *measuring(const float us[3][2]) {
 }
 
 /* Microseconds {small, large} at 4 MiB, 1 MiB and 256 KiB. */
-static const float at_one[3][2] = {{90, 50}, {30, 29}, {9, 20}}, never[3][2] = {{50, 51}, {1, 0}, {1, 0}},
-                   always[3][2] = {{9, 1}, {9, 1}, {9, 1}}, slow[3][2] = {{90, 50}, {30, 31}, {9, 20}};
+static const float at_one[3][2] = {{90, 50}, {30, 29}, {9, 20}},
+                   never[3][2] = {{50, 51}, {1, 0}, {1, 0}},
+                   always[3][2] = {{9, 1}, {9, 1}, {9, 1}},
+                   slow[3][2] = {{90, 50}, {30, 31}, {9, 20}};
 
 static void large_begins_where_it_is_faster_and_stays_so(void **state) {
     UNUSED(state);
@@ -292,18 +293,8 @@ int main(void) {
         cmocka_unit_test(what_was_measured_before_the_time_was_up_holds),
         cmocka_unit_test(a_sum_that_does_not_end_on_one_rank_is_known_to_all),
     };
-    char path[512];
-    struct err_text err = {0};
-    const char *root = getenv("OCTAVO_BUILD_ROOT");
-    snprintf(path, sizeof path, "%s/fake_nccl.so", root ? root : ".");
-    setenv("OCTAVO_NCCL_LIBRARY", path, 1);
-    void *fake = dlopen(path, RTLD_NOW);
-    if (!fake || nccl_load(&lib, &err) < 0) {
-        fprintf(stderr, "%s: expected the stand-in library, found: %s\n", path,
-                fake ? err.text : dlerror());
-        return 1;
-    }
-    knobs = dlsym(fake, "fake_nccl_knobs");
+    void *fake = fake_nccl_load(&lib, &knobs);
+    if (!fake) return 1;
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     nccl_unload(lib);
     dlclose(fake);

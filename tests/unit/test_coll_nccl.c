@@ -1,7 +1,6 @@
 /* tests/unit/test_coll_nccl.c: what coll_nccl.c does around NCCL, against a stand-in library, with
  * ranks as threads; and coll_host.c on the CPU backend. The real NCCL runs in tests/gpu.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -511,22 +510,12 @@ int main(void) {
         cmocka_unit_test(a_start_that_hangs_is_given_up_by_every_rank),
         cmocka_unit_test(through_the_host_the_sum_is_in_rank_order),
     };
-    char path[512];
-    struct err_text err = {0};
-    const char *root = getenv("OCTAVO_BUILD_ROOT");
-    snprintf(path, sizeof path, "%s/fake_nccl.so", root ? root : ".");
-    setenv("OCTAVO_NCCL_LIBRARY", path, 1);
     setenv("NCCL_PROTO", "LL", 1);
     unsetenv("NCCL_P2P_LEVEL");
     unsetenv("NCCL_NVLS_ENABLE");
     unsetenv("NCCL_IB_DISABLE");
-    void *fake = dlopen(path, RTLD_NOW);
-    if (!fake || nccl_load(&lib, &err) < 0) {
-        fprintf(stderr, "%s: expected the stand-in library, found: %s\n", path,
-                fake ? err.text : dlerror());
-        return 1;
-    }
-    knobs = dlsym(fake, "fake_nccl_knobs");
+    void *fake = fake_nccl_load(&lib, &knobs);
+    if (!fake) return 1;
     *(void **)&set_graphs = dlsym(fake, "fake_nccl_set_graphs");
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     nccl_unload(lib);

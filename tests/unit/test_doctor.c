@@ -35,7 +35,8 @@ static int load_library(void **state) {
     return fake ? 0 : -1;
 }
 
-/* ---- the good box: two GPUs behind one switch ------------------------------------------------- */
+/* ---- the good box: two GPUs behind one switch -------------------------------------------------
+ */
 
 #define BRIDGE "/sys/devices/pci0000:00/0000:00:01.0"
 #define SWITCH BRIDGE "/0000:01:00.0"
@@ -45,7 +46,8 @@ static void put_config(const char *folder, int control) {
     unsigned char c[4096] = {0};
     char path[300];
     const unsigned next = control < 0 ? 0 : 0x148;
-    c[0x100] = 0x01, c[0x102] = (unsigned char)(1 | (next & 15) << 4), c[0x103] = (unsigned char)(next >> 4);
+    c[0x100] = 0x01, c[0x102] = (unsigned char)(1 | (next & 15) << 4),
+    c[0x103] = (unsigned char)(next >> 4);
     if (control >= 0) {
         c[0x148] = 0x0d, c[0x14a] = 1, c[0x14c] = 0x1f;
         c[0x14e] = (unsigned char)control, c[0x14f] = (unsigned char)(control >> 8);
@@ -124,8 +126,10 @@ static void examine(struct doctor *d) {
     doctor_look_nccl(d, env);
 }
 
-/* The findings but that of the missing NCCL, which the good box has too, as "level what | found". */
-static json_t *only_finding(struct doctor *d, const char *level, const char *what, const char *found) {
+/* The findings but that of the missing NCCL, which the good box has too, as "level what | found".
+ */
+static json_t *only_finding(struct doctor *d, const char *level, const char *what,
+                            const char *found) {
     json_t *f, *mine = NULL;
     size_t i, n = 0;
     json_array_foreach(d->findings, i, f) {
@@ -174,7 +178,8 @@ static void of_a_good_box_nothing_is_said(void **state) {
     doctor_deinit(&d);
 }
 
-/* ---- one thing wrong each --------------------------------------------------------------------- */
+/* ---- one thing wrong each ---------------------------------------------------------------------
+ */
 
 static void acs_that_redirects_is_named_with_its_bridge_and_the_command(void **state) {
     UNUSED(state);
@@ -182,7 +187,8 @@ static void acs_that_redirects_is_named_with_its_bridge_and_the_command(void **s
     put_config(SWITCH, 0x1d);
     examine(&d);
     json_t *f = only_finding(&d, "slows", "ACS", "0000:01:00.0");
-    assert_non_null(strstr(text_at(f, "fix"), "for b in 0000:01:00.0; do setpci -s $b ECAP_ACS+6.w=0"));
+    assert_non_null(
+        strstr(text_at(f, "fix"), "for b in 0000:01:00.0; do setpci -s $b ECAP_ACS+6.w=0"));
     doctor_deinit(&d);
     put_config(BRIDGE, 0x04);
     examine(&d);
@@ -210,7 +216,8 @@ static void an_iommu_that_translates_is_told(void **state) {
     put("/proc/cmdline", "root=/dev/sda1 amd_iommu=on\n");
     examine(&d);
     only_finding(&d, "slows", "IOMMU", "translating, group type DMA-FQ");
-    assert_string_equal(text_at(json_object_get(d.report, "iommu"), "kernel_options"), "amd_iommu=on");
+    assert_string_equal(text_at(json_object_get(d.report, "iommu"), "kernel_options"),
+                        "amd_iommu=on");
     doctor_deinit(&d);
 }
 
@@ -230,7 +237,8 @@ static void a_link_of_half_its_width_is_told(void **state) {
 static void a_window_smaller_than_the_memory_is_told(void **state) {
     UNUSED(state);
     struct doctor d;
-    put(SWITCH "/0000:03:00.0/resource", "0x0 0x0 0x0\n0x0000200000000000 0x000020000fffffff 0x14220c\n");
+    put(SWITCH "/0000:03:00.0/resource",
+        "0x0 0x0 0x0\n0x0000200000000000 0x000020000fffffff 0x14220c\n");
     examine(&d);
     only_finding(&d, "slows", "memory window of GPU 0", "256 MiB of 98304 MiB");
     doctor_deinit(&d);
@@ -266,7 +274,8 @@ static void a_stranger_in_the_memory_stops_and_is_named_with_pid_and_bytes(void 
     fake->device[1].used = 21 * GIB;
     put("/proc/4242/comm", "python3\n");
     examine(&d);
-    json_t *f = only_finding(&d, "stops", "memory of GPU 1", "process 4242 (python3) with 20480 MiB");
+    json_t *f =
+        only_finding(&d, "stops", "memory of GPU 1", "process 4242 (python3) with 20480 MiB");
     assert_non_null(strstr(text_at(f, "fix"), "kill 4242"));
     assert_true(doctor_worst(&d) == DOCTOR_STOPS);
     doctor_deinit(&d);
@@ -297,7 +306,8 @@ static void memory_that_nobody_holds_and_a_lost_device_stop(void **state) {
 static void limits_that_are_too_small_are_told(void **state) {
     UNUSED(state);
     struct doctor d;
-    put("/proc/self/limits", "Max open files            1024                 4096          files\n");
+    put("/proc/self/limits",
+        "Max open files            1024                 4096          files\n");
     examine(&d);
     only_finding(&d, "slows", "open files", "1024");
     doctor_deinit(&d);
@@ -374,21 +384,25 @@ static void the_text_shows_what_the_report_holds_worst_first(void **state) {
     doctor_print(&d, f);
     fclose(f);
     static const char *const lines[] = {
-        "driver      580.00.01, 2 GPUs\n", "GPU 1       Fake GPU, GPU-b, 0000:04:00.0\n",
+        "driver      580.00.01, 2 GPUs\n",
+        "GPU 1       Fake GPU, GPU-b, 0000:04:00.0\n",
         "memory 96 GiB, 21 GiB used, 75 GiB free; window 96 GiB; fine\n",
         "PCIe generation 5 of 5, x16 of x16; NUMA node 0, cores 0-15\n",
-        "process 4242 (not visible here): 20 GiB\n", "GPU 1 switch   -       \n",
+        "process 4242 (not visible here): 20 GiB\n",
+        "GPU 1 switch   -       \n",
         "IOMMU       pass-through; kernel options iommu=pt\n",
         "ACS         bridge 0000:01:00.0: control 001d, redirects peers\n",
         "NCCL        none: no ncclGetVersion in it\n            NCCL_PROTO=LL\n",
-        "What to fix\n 1. [stops] memory of GPU 1\n    expected: ", "\n 2. [slows] ACS\n"};
+        "What to fix\n 1. [stops] memory of GPU 1\n    expected: ",
+        "\n 2. [slows] ACS\n"};
     for (size_t i = 0; i < ARRAY_LEN(lines); i++)
         if (!strstr(text, lines[i])) fail_msg("expected '%s', found:\n%s", lines[i], text);
     free(text);
     doctor_deinit(&d);
 }
 
-/* ---- the bundle ------------------------------------------------------------------------------- */
+/* ---- the bundle -------------------------------------------------------------------------------
+ */
 
 static void no_secret_gets_into_a_bundle(void **state) {
     UNUSED(state);
@@ -397,7 +411,8 @@ static void no_secret_gets_into_a_bundle(void **state) {
     } rows[] = {
         {"GET / Authorization: Bearer abc.DEF-1\n", "GET / Authorization: Bearer [removed]\n"},
         {"{\"api_key\": \"hunter2\", \"n\": 1}", "{\"api_key\": \"[removed]\", \"n\": 1}"},
-        {"OCTAVO_COOKIE=0123 HF_TOKEN=hf_x PATH=/bin", "OCTAVO_COOKIE=[removed] HF_TOKEN=[removed] PATH=/bin"},
+        {"OCTAVO_COOKIE=0123 HF_TOKEN=hf_x PATH=/bin",
+         "OCTAVO_COOKIE=[removed] HF_TOKEN=[removed] PATH=/bin"},
         {"key my+own(key here", "key [removed] here"},
         {"used sk-abcdefgh12 twice sk-abcdefgh12", "used [removed] twice [removed]"},
         {"octavo_tokens_total 12\nstep token=7", "octavo_tokens_total 12\nstep token=7"},
