@@ -17,6 +17,10 @@
  * multiply-adds, lane i summing elements i, i+16, …, combined in the fixed tree of cpu/dot.h.
  * CUDA: same batch, same bits.
  *
+ * A backend may do an operation inside the one that follows if that reads its result; then what
+ * nobody else reads (attn_prep's q_a, rope's part of qk, attend's out, swiglu's act) need not stand
+ * in memory afterwards. It does for a caller who looks in between.
+ *
  * A row whose slot is negative is padding: operations may compute rubbish for it (finite memory,
  * no faults), must not write any cache, and must not route it to an expert.
  *

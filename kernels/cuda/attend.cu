@@ -16,7 +16,7 @@
 #include <cmath>
 
 #include "kernels/cuda/attend_many.cuh"
-#include "kernels/cuda/cache.cuh"
+#include "kernels/cuda/later.cuh"
 
 #define R          512
 #define WIDTH      576 /* R + rope */
@@ -36,8 +36,10 @@ struct attend_args {
     const float *qk;
     const int32_t *selected, *n_selected;
     float *out;     /* [T, H, R] when splits is 1 */
-    float *partial; /* [T, splits, H, R] sums, then [T, splits, H, 2] maximum and weight */
+    float *partial; /* as merge_args says */
     int n_rows;
+    bool rotate;    /* the last P of each query come from rope.q, rotated on the way */
+    struct rope_args rope;
 };
 
 static __device__ __forceinline__ int positions_of(const struct attend_args &a, int t) {
@@ -45,14 +47,21 @@ static __device__ __forceinline__ int positions_of(const struct attend_args &a, 
     return a.selected ? a.n_selected[t] : a.pos[t] + 1;
 }
 
-static __device__ __forceinline__ float *partial_stat(const struct attend_args &a, int t,
-                                                      int split, int h) {
-    return a.partial + (int64_t)a.n_rows * a.splits * a.heads * a.r +
-           (((int64_t)t * a.splits + split) * a.heads + h) * 2;
-}
-
 static __device__ __forceinline__ float half_range(float v) {
     return fminf(fmaxf(v, -65504.f), 65504.f);
+}
+
+static __host__ __device__ __forceinline__ struct merge_args to_merge(const struct attend_args &a) {
+    struct merge_args m = {a.partial, a.out, a.n_rows, a.splits, a.heads, a.r};
+    return m;
+}
+
+/* Elements k..k + 3 of the rotated part of query row `at`. */
+static __device__ __forceinline__ float4 rotated4(const struct rope_args &a, int t, int64_t at,
+                                                  int k) {
+    const float *x = a.q + at * (a.N + a.P) + a.N, *angles = a.angles + (int64_t)t * a.P;
+    return make_float4(rotated(x, k, a.P, angles, true), rotated(x, k + 1, a.P, angles, true),
+                       rotated(x, k + 2, a.P, angles, true), rotated(x, k + 3, a.P, angles, true));
 }
 
 template <int MT> static constexpr __host__ __device__ int attend_smem(void) {
@@ -72,7 +81,10 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
     int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, g = lane >> 2, q4 = lane & 3;
     int t = blockIdx.z, h0 = blockIdx.y * HEADS, split = blockIdx.x;
     gdc_trigger();
-    gdc_wait();
+    /* One row: positions, pages and the latents of earlier steps stand before this step's first
+     * kernel; only the row's own position is being written. */
+    bool early = MT == 1 && a.n_rows == 1 && !a.selected;
+    if (!early) gdc_wait();
     int n = positions_of(a, t), share = (n + a.splits - 1) / a.splits;
     share = (share + TILE - 1) / TILE * TILE;
     int first = split * share, last = min(n, first + share);
@@ -84,6 +96,7 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
         int u = first + tile * TILE + tid / 8;
         bool have = tile < tiles && u < last;
         int64_t row = 0;
+        if (early && tile == 0 && u == n - 1) have = false; /* fetched after the wait */
         if (have) {
             int pos = a.selected ? a.selected[(int64_t)t * a.K + u] : u;
             row = cache_row(a.page_table, a.max_pages, a.slot[t], pos);
@@ -96,14 +109,31 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
         cp_async_commit();
     };
     fetch(0);
+    if (early) {
+        gdc_wait();
+        int own = n - 1 - first; /* in tile 0? */
+        if (own >= 0 && own < TILE && own < last - first && tid / 8 == own) {
+            const __half *src = (const __half *)a.latent +
+                                cache_row(a.page_table, a.max_pages, a.slot[t], n - 1) * WIDTH +
+                                tid % 8 * 8;
+            uint32_t dst = kv_addr + own * ROW * 2 + tid % 8 * 16;
+            cp_async_wait<0>(); /* zeros were written there */
+#pragma unroll
+            for (int i = 0; i < 9; i++) cp_async16(dst + i * 128, src + i * 64, true);
+        }
+        cp_async_commit();
+    }
 
     /* queries, a few loads in flight at a time */
 #pragma unroll 9
     for (int i = tid; i < HEADS * WIDTH / 4; i += THREADS) {
         int h = i / (WIDTH / 4), k = i % (WIDTH / 4) * 4;
         float4 v = make_float4(0, 0, 0, 0);
-        if (h0 + h < a.heads)
-            v = *(const float4 *)(a.qk + ((int64_t)t * a.heads + h0 + h) * WIDTH + k);
+        if (h0 + h < a.heads) {
+            int64_t at = (int64_t)t * a.heads + h0 + h;
+            if (a.rotate && k >= R) v = rotated4(a.rope, t, at, k - R);
+            else v = *(const float4 *)(a.qk + at * WIDTH + k);
+        }
         *(uint2 *)(qs + h * ROW + k) = make_uint2(pack_half2(half_range(v.x), half_range(v.y)),
                                                   pack_half2(half_range(v.z), half_range(v.w)));
     }
@@ -234,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
             } else {
                 to = a.partial + (((int64_t)t * a.splits + split) * a.heads + h0 + h) * R;
                 if (warp == 0 && q4 == 0) {
-                    float *stat = partial_stat(a, t, split, h0 + h);
+                    float *stat = merge_stat(to_merge(a), t, split, h0 + h);
                     stat[0] = stat_m[h], stat[1] = l;
                 }
             }
@@ -245,29 +275,16 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
         }
 }
 
-/* The splits of one row and head, in their order. */
-static __global__ void __launch_bounds__(128)
-    merge_kernel(const __grid_constant__ struct attend_args a) {
+/* The splits of one row and head. */
+static __global__ void __launch_bounds__(MERGE_THREADS)
+    merge_kernel(const __grid_constant__ struct merge_args a) {
     gdc_trigger();
     gdc_wait();
-    int h = blockIdx.x, t = blockIdx.y;
-    float top = -INFINITY, weight = 0;
-#pragma unroll 8
-    for (int s = 0; s < a.splits; s++) top = fmaxf(top, partial_stat(a, t, s, h)[0]);
-    float4 sum = make_float4(0, 0, 0, 0);
-    int splits = top > -INFINITY ? a.splits : 0;
-#pragma unroll 8
-    for (int s = 0; s < splits; s++) {
-        const float *stat = partial_stat(a, t, s, h);
-        float f = exp2f(stat[0] - top);
-        float4 v = ((const float4 *)(a.partial +
-                                     (((int64_t)t * a.splits + s) * a.heads + h) * R))[threadIdx.x];
-        weight += stat[1] * f;
-        sum.x += v.x * f, sum.y += v.y * f, sum.z += v.z * f, sum.w += v.w * f;
-    }
-    float w = weight > 0 ? 1.f / weight : 0.f;
-    ((float4 *)(a.out + ((int64_t)t * a.heads + h) * R))[threadIdx.x] =
-        make_float4(sum.x * w, sum.y * w, sum.z * w, sum.w * w);
+    merge_row(a, blockIdx.y, blockIdx.x, a.out + ((int64_t)blockIdx.y * a.heads + blockIdx.x) * R);
+}
+
+void cuda_merge_launch(struct kctx *c, const struct merge_args *a) {
+    launch(c, merge_kernel, dim3((unsigned)a->heads, (unsigned)a->n_rows), MERGE_THREADS, 0, *a);
 }
 
 /* ---- any shape, any cache -------------------------------------------------------------------- */
@@ -342,10 +359,12 @@ size_t cuda_attend_scratch(const struct kdims *d, const struct kbounds *b) {
 }
 
 void cuda_attend(struct kctx *c, const struct kop_attend *o) {
-    cuda_image_forget(c);
     const struct kdims *d = o->dims;
     int T = o->batch->n_rows;
-    if (T == 0 || cuda_attend_many(c, o)) return;
+    if (T == 0) return;
+    if (c->image.x == o->out || T > LATER_ROWS) cuda_image_forget(c);
+    if (T > LATER_ROWS) cuda_settle(c);
+    if (cuda_attend_many(c, o)) return;
     struct attend_args a = {};
     a.pos = o->batch->pos, a.slot = o->batch->slot, a.page_table = o->seqs->page_table;
     a.max_pages = o->seqs->max_pages, a.heads = d->n_heads, a.K = d->ix_topk;
@@ -353,7 +372,12 @@ void cuda_attend(struct kctx *c, const struct kop_attend *o) {
     a.latent = o->cache->latent, a.qk = o->qk, a.selected = o->selected;
     a.n_selected = o->n_selected, a.out = o->out, a.partial = (float *)o->scratch;
     a.splits = 1;
-    if (cuda_cache_f32() || a.r != R || a.width != WIDTH) {
+    bool fast = !cuda_cache_f32() && a.r == R && a.width == WIDTH;
+    struct later *l = c->later;
+    if (fast && l->rope_due && l->rope.qk == o->qk && l->rope.n_rows == T)
+        l->rope_due = false, a.rotate = true, a.rope = l->rope;
+    cuda_settle(c);
+    if (!fast) {
         CU_REQUIRE(a.r <= PLAIN_VALUES * THREADS);
         size_t smem = (size_t)(a.width + THREADS) * sizeof(float);
         launch(c, cuda_cache_f32() ? attend_plain_kernel<float> : attend_plain_kernel<__half>,
@@ -369,8 +393,10 @@ void cuda_attend(struct kctx *c, const struct kop_attend *o) {
     if (mt == 4) launch(c, attend_kernel<4>, grid, THREADS, attend_smem<4>(), a);
     else if (mt == 2) launch(c, attend_kernel<2>, grid, THREADS, attend_smem<2>(), a);
     else launch(c, attend_kernel<1>, grid, THREADS, attend_smem<1>(), a);
-    if (a.splits > 1)
-        launch(c, merge_kernel, dim3((unsigned)a.heads, (unsigned)T), R / 4, 0, a);
+    if (a.splits == 1) return;
+    struct merge_args m = to_merge(a);
+    if (T <= LATER_ROWS) l->merge = m, l->merge_due = true;
+    else cuda_merge_launch(c, &m);
 }
 
 void cuda_attend_init(struct kctx *c) {

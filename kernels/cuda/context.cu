@@ -13,7 +13,7 @@
 #include <cstring>
 #include <unistd.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/later.cuh"
 
 void cuda_fatal(const char *what, const char *error, const char *file, int line) {
     fprintf(stderr, "cuda: %s: %s (%s:%d)\n", what, error, file, line);
@@ -75,6 +75,7 @@ static bool set_up(struct kctx *c, int device, char *err, size_t err_bytes) {
     c->smem_block = (int)c->prop.sharedMemPerBlockOptin;
     c->pdl = switches[SWITCH_PDL].chosen == 0;
     c->work_bytes = WORK_BYTES;
+    c->later = new struct later();
     e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess) e = cudaMalloc(&c->work, c->work_bytes);
     for (int i = 0; i < K_MARKS && e == cudaSuccess; i++) e = cudaEventCreate(&c->marks[i]);
@@ -83,7 +84,7 @@ static bool set_up(struct kctx *c, int device, char *err, size_t err_bytes) {
                  device, c->prop.name, c->work_bytes, cudaGetErrorString(e));
         return false;
     }
-    cuda_matmul_init(c);
+    cuda_gemv_init(c);
     cuda_gemm_init(c);
     cuda_experts_init(c);
     cuda_attend_init(c);
@@ -113,6 +114,7 @@ static void cuda_close(struct kctx *c) {
     CU(cudaFree(c->work));
     CU(cudaFree(c->stage));
     CU(cudaStreamDestroy(c->stream));
+    delete c->later;
     free(c);
 }
 
@@ -146,26 +148,33 @@ static dptr cuda_alloc(struct kctx *c, size_t bytes) {
 }
 
 static void cuda_free(struct kctx *c, dptr p) {
+    cuda_settle(c);
     CU(cudaStreamSynchronize(c->stream));
     CU(cudaFree(p));
 }
 
 static void cuda_put(struct kctx *c, dptr dst, const void *src, size_t bytes) {
+    cuda_settle(c);
     cuda_image_forget(c);
     if (bytes) CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, c->stream));
 }
 
 static void cuda_get(struct kctx *c, void *dst, const void *src, size_t bytes) {
+    cuda_settle(c);
     if (bytes) CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, c->stream));
     CU(cudaStreamSynchronize(c->stream));
 }
 
 static void cuda_zero(struct kctx *c, dptr dst, size_t bytes) {
+    cuda_settle(c);
     cuda_image_forget(c);
     if (bytes) CU(cudaMemsetAsync(dst, 0, bytes, c->stream));
 }
 
-static void cuda_sync(struct kctx *c) { CU(cudaStreamSynchronize(c->stream)); }
+static void cuda_sync(struct kctx *c) {
+    cuda_settle(c);
+    CU(cudaStreamSynchronize(c->stream));
+}
 
 /* Written and read by the device at the full rate of the bus. */
 static void *cuda_host_alloc(struct kctx *c, size_t bytes) {
@@ -184,10 +193,12 @@ static void cuda_host_free(struct kctx *c, void *p) {
 }
 
 static void cuda_get_later(struct kctx *c, void *dst, const void *src, size_t bytes) {
+    cuda_settle(c);
     if (bytes) CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, c->stream));
 }
 
 static void cuda_mark(struct kctx *c, int which) {
+    cuda_settle(c);
     CU(cudaEventRecord(c->marks[which], c->stream));
 }
 
@@ -257,6 +268,7 @@ static cudaGraph_t captured(struct kctx *c) {
  * not worth a graph, and the first run has loaded its kernels. */
 static bool cuda_graph_begin(struct kctx *c, uint64_t key) {
     CU_REQUIRE(!c->capturing);
+    cuda_settle(c);
     cuda_image_forget(c);
     int i = graph_of(c, key);
     if (i < c->n_graphs) {
@@ -281,6 +293,7 @@ static bool cuda_graph_prepare(struct kctx *c, uint64_t key) {
 }
 
 static void cuda_graph_end(struct kctx *c, uint64_t key) {
+    cuda_settle(c);
     if (!c->capturing) return; /* ran uncaptured */
     cudaGraph_t graph = captured(c);
     cudaGraphExec_t *exec = &c->graphs[c->n_graphs].exec;

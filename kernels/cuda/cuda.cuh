@@ -37,6 +37,7 @@
 
 #define GRAPHS_MAX   256
 #define OUTGROWN_MAX 32
+#define CARVED_MAX   256
 
 /* How x stands in the workspace for a product with many rows. */
 enum x_form { X_NONE, X_NARROW, X_WIDE };
@@ -70,6 +71,9 @@ struct kctx {
         int64_t x_row, cols;
         int n_rows;
     } image;
+    struct later *later; /* small operations put off until the next one is known (later.cuh) */
+    const void *carved[CARVED_MAX]; /* kernels that have been told how to share a multiprocessor */
+    int n_carved;
     void *stage;    /* file-order rows on their way into a packed matrix */
     size_t stage_bytes;
 };
@@ -90,12 +94,28 @@ static inline bool cuda_image_is(const struct kctx *c, const float *x, int64_t x
            c->image.cols == cols;
 }
 
+/* Launches what was put off (later.cu). Every operation that does not take it over calls this first,
+ * and so does whatever lets the host or other code see memory. */
+void cuda_settle(struct kctx *c);
+
+/* Neighbouring kernels that divide a multiprocessor between cache and shared memory differently never
+ * run side by side, so all of them ask for the largest share of shared memory. Once per kernel. */
+static inline void carve(struct kctx *c, const void *kernel) {
+    for (int i = 0; i < c->n_carved; i++)
+        if (c->carved[i] == kernel) return;
+    CU(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                            cudaSharedmemCarveoutMaxShared));
+    if (c->n_carved < CARVED_MAX) c->carved[c->n_carved++] = kernel;
+}
+
+/* Element type of the caches: false f16 (the default), true f32 (OCTAVO_CUDA_CACHE=f32). */
 /* Element type of the caches: false f16 (the default), true f32 (the switch cuda-cache). */
 bool cuda_cache_f32(void);
 
 template <typename... Formal, typename... Actual>
 static void launch(struct kctx *c, void (*kernel)(Formal...), dim3 grid, dim3 block, size_t smem,
                    Actual &&...args) {
+    carve(c, (const void *)kernel);
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid;
     cfg.blockDim = block;
@@ -109,8 +129,15 @@ static void launch(struct kctx *c, void (*kernel)(Formal...), dim3 grid, dim3 bl
     CU(cudaLaunchKernelEx(&cfg, kernel, static_cast<Formal>(args)...));
 }
 
-/* Kernels with more than 48 KB of shared memory say so once. */
+/* Kernels with more than 48 KB of shared memory say so once: dynamic bytes, or all that the static ones
+ * leave of a block's. */
 template <typename K> static void allow_smem(K *kernel, size_t bytes) {
+    cudaFuncAttributes attr;
+    int device, most;
+    CU(cudaGetDevice(&device));
+    CU(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    CU(cudaFuncGetAttributes(&attr, kernel));
+    if (bytes + attr.sharedSizeBytes > (size_t)most) bytes = (size_t)most - attr.sharedSizeBytes;
     CU(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
 }
 
@@ -265,7 +292,7 @@ size_t cuda_experts_scratch(const struct kdims *, const struct kbounds *);
 size_t cuda_sample_scratch(const struct kdims *, const struct kbounds *);
 
 /* Raise the shared-memory limits and check that the device has an image of every kernel kind. */
-void cuda_matmul_init(struct kctx *);
+void cuda_gemv_init(struct kctx *);
 void cuda_gemm_init(struct kctx *);
 void cuda_experts_init(struct kctx *);
 void cuda_attend_init(struct kctx *);

@@ -68,6 +68,8 @@ void cuda_experts_up(struct kctx *c, const struct kop_experts_up *o) {
     int T = o->batch->n_rows;
     if (T == 0) return;
     struct pairs p = pairs_at(o->scratch, o->dims, T);
+    if (T == 1 && cuda_one_up(c, o, &p)) return;
+    cuda_settle(c);
     cuda_route(c, o, &p);
     bool dense = type_is_dense(o->gate->type) || type_is_dense(o->up->type);
     if (T <= EXPERTS_FEW_ROWS && !dense) cuda_few_up(c, o, &p);
@@ -93,6 +95,8 @@ static __global__ void __launch_bounds__(256)
 void cuda_experts_down(struct kctx *c, const struct kop_experts_down *o) {
     int T = o->batch->n_rows, U = o->dims->n_used, D = (int)o->down->rows;
     if (T == 0) return;
+    if (T == 1 && cuda_one_down(c, o)) return;
+    cuda_settle(c);
     struct pairs p = pairs_at(o->scratch, o->dims, T);
     if (o->shared_down) {
         struct kop_matmul m = {};
@@ -111,4 +115,7 @@ void cuda_experts_down(struct kctx *c, const struct kop_experts_down *o) {
     }
 }
 
-void cuda_experts_init(struct kctx *c) { cuda_few_init(c); }
+void cuda_experts_init(struct kctx *c) {
+    cuda_few_init(c);
+    cuda_one_init(c);
+}

@@ -10,7 +10,7 @@
 #ifndef OCTAVO_KERNELS_CUDA_EXPERTS_H
 #define OCTAVO_KERNELS_CUDA_EXPERTS_H
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/gemv.cuh"
 
 #define EXPERTS_MAX      1024
 #define EXPERTS_FEW_ROWS 64 /* rows of a step that go through gemv.cuh */
@@ -24,6 +24,23 @@ struct pairs {
     bool aligned; /* experts begin at multiples of eight */
 };
 
+/* A stack of matrices as the products of few rows see it. */
+struct few_mat {
+    const uint8_t *w;
+    int64_t w_mat;
+    struct gv_mat mat;
+};
+
+/* From row row0 (a multiple of sixteen) on. */
+static inline struct few_mat few_mat(const struct kmat *m, int row0) {
+    struct cell_shape s = cell_shape(m->type);
+    struct few_mat f;
+    f.w = (const uint8_t *)m->data + (int64_t)(row0 / 16) * (m->cols / s.cols) * s.bytes;
+    f.w_mat = (int64_t)cuda_mat_bytes(m->type, 1, m->rows, m->cols);
+    f.mat = gv_mat(m->type);
+    return f;
+}
+
 /* Chooses experts and weights of every row and sorts the pairs (route.cu). */
 void cuda_route(struct kctx *, const struct kop_experts_up *, const struct pairs *);
 
@@ -32,6 +49,11 @@ void cuda_route(struct kctx *, const struct kop_experts_up *, const struct pairs
 void cuda_few_up(struct kctx *, const struct kop_experts_up *, const struct pairs *p);
 void cuda_few_down(struct kctx *, const struct kop_experts_down *, const struct pairs *p, int row0,
                    int n);
+/* One row: both steps at once, routing and the sums included. False: not of that kind, nothing done. */
+bool cuda_one_up(struct kctx *, const struct kop_experts_up *, const struct pairs *p);
+bool cuda_one_down(struct kctx *, const struct kop_experts_down *);
+void cuda_one_init(struct kctx *);
+
 void cuda_many_up(struct kctx *, const struct kop_experts_up *, const struct pairs *p);
 void cuda_many_down(struct kctx *, const struct kop_experts_down *, const struct pairs *p,
                     int row0, int n);

@@ -10,42 +10,40 @@
 #include <algorithm>
 
 #include "kernels/cuda/experts.cuh"
-#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/gemv_run.cuh"
 
-struct few_mat {
-    const uint8_t *w;
-    int64_t w_mat;
-    struct gv_mat mat;
-};
+#define WARPS 16 /* of a block, which has a multiprocessor to itself and keeps x there */
+#define SMEM  (222 * 1024)
 
 struct few_args {
     struct few_mat mat[2]; /* gate and up, or down alone */
     int rows, cols, wk;    /* of a matrix; warps per tile */
-    int ring;              /* bytes of a warp's ring */
-    int x_bytes;           /* of shared memory for x */
+    int ring, stage;       /* bytes of a warp's ring; runs of x in a buffer, by the most rows */
     const int32_t *seg, *list;
-    const uint8_t *image;  /* x as bytes; row list[i] / x_div */
-    int x_div, n_rows;
+    const uint8_t *image;  /* x as records; row list[i] / x_div */
+    int x_div;
     float *y;              /* row list[i] */
     int64_t y_row;
 };
 
-/* MATS matrices side by side: with two, the upper four warps take the second. A block's items are
- * (segment, group of tiles); its warps request weights across the borders of items. */
+/* MATS matrices side by side: with two, the upper half of the warps takes the second. A block's items
+ * are (segment, group of tiles); its warps request weights across the borders of items. */
 template <int MATS>
-static __global__ void __launch_bounds__(GV_THREADS, 2)
+static __global__ void __launch_bounds__(32 * WARPS, 1)
     few_kernel(const __grid_constant__ struct few_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
-    constexpr int TEAM = GV_WARPS / MATS;
-    struct gv_smem s = gv_carve(smem, a.ring);
+    constexpr int TEAM = WARPS / MATS;
+    struct gv_smem s = gv_carve(smem, WARPS, a.ring);
     struct gv_ring ring;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, member = warp % TEAM;
     int wk = member % a.wk, at_tile = member / a.wk, team_tiles = TEAM / a.wk;
     const struct few_mat &m = a.mat[warp / TEAM];
     int tiles = (a.rows + 15) / 16, blocks = (tiles + team_tiles - 1) / team_tiles;
-    int runs = (a.cols + GV_RUN - 1) / GV_RUN;
+    int runs = (a.cols + GV_RUN - 1) / GV_RUN, x_row = gv_x_row(a.stage);
+    bool resident = a.stage >= runs;
     int64_t tile_bytes = (int64_t)(a.cols / m.mat.cell_cols) * m.mat.cell_bytes;
     gv_ring_init(s, &ring, m.mat.run_stride);
+    __syncthreads();
     gdc_trigger();
     gdc_wait();
     int64_t items = (int64_t)a.seg[0] * blocks;
@@ -73,80 +71,71 @@ static __global__ void __launch_bounds__(GV_THREADS, 2)
     for (int i = 0; i < ring.slots; i++) request();
 
     int staged = -1;
+    uint32_t x_phase = 0;
     for (; item < last; item++) {
         int segment = item / blocks, tile = item % blocks * team_tiles + at_tile;
         const int32_t *seg = a.seg + 1 + 3 * segment, *list = a.list + seg[1];
-        int n = seg[2], run_x = gv_run_x(n), stage = a.x_bytes / run_x;
-        bool keep = stage >= runs && staged >= 0 &&
-                    (staged == segment || (a.n_rows == 1 && a.x_div > 1));
+        int n = seg[2];
         struct gv_x from = {a.image, runs, 0, 0, list, a.x_div};
         float acc[4] = {0, 0, 0, 0};
         int run = tile < tiles ? wk : runs;
-        for (int run0 = 0; run0 < runs; run0 += stage) {
-            int end = min(runs, run0 + stage);
-            if (!keep) {
+        for (int run0 = 0; run0 < runs; run0 += a.stage) {
+            int end = min(runs, run0 + a.stage);
+            if (!resident || staged != segment) {
                 if (staged >= 0) __syncthreads();
-                gv_stage(s.x, from, n, run0, end - run0);
-                __syncthreads();
+                gv_x_request(s, from, n, run0, end - run0, 0, 0, x_row);
+                mbar_wait(s.x_bar, x_phase);
+                x_phase ^= 1;
             }
             staged = segment;
             for (; run < end; run += a.wk) {
                 const uint8_t *slot = gv_take(s, &ring);
-                gv_run(m.mat.type, acc, slot, s.x + (run - run0) * run_x, n,
-                       min(8, (a.cols - run * GV_RUN) / 32));
+                gv_run<8>(m.mat.type, acc, slot, s.x + (run - run0) * GV_RECORD, x_row, n,
+                          min(8, (a.cols - run * GV_RUN) / 32));
                 __syncwarp();
                 request();
             }
         }
         /* sums of a tile's warps, in their order; then both matrices together */
-        float4 *red = (float4 *)s.red;
-        red[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+        s.red[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
         __syncthreads();
         if (warp < TEAM && wk == 0 && tile < tiles) {
             float up[4] = {0, 0, 0, 0};
             for (int i = 1; i < a.wk; i++) {
-                float4 v = red[(warp + i) * 32 + lane];
+                float4 v = s.red[(warp + i) * 32 + lane];
                 acc[0] += v.x, acc[1] += v.y, acc[2] += v.z, acc[3] += v.w;
             }
             for (int i = 0; MATS == 2 && i < a.wk; i++) {
-                float4 v = red[(warp + TEAM + i) * 32 + lane];
+                float4 v = s.red[(warp + TEAM + i) * 32 + lane];
                 up[0] += v.x, up[1] += v.y, up[2] += v.z, up[3] += v.w;
             }
             float gate[4];
+            int width = gv_width(n);
             auto keep_gate = [&](int r, int t, float v) { gate[t % 2 * 2 + r / 8] = v; };
             auto write = [&](int r, int t, float v) {
                 int row = tile * 16 + r;
                 if (MATS == 2) v = silu(gate[t % 2 * 2 + r / 8]) * v;
                 if (row < a.rows) a.y[(int64_t)list[t] * a.y_row + row] = v;
             };
-            if (MATS == 2) gv_results(acc, n, keep_gate);
-            gv_results(MATS == 2 ? up : acc, n, write);
+            if (MATS == 2) gv_results(acc, width, n, keep_gate);
+            if (MATS == 2) gv_results(up, width, n, write);
+            else gv_results(acc, width, n, write);
         }
         __syncthreads();
     }
 }
 
-static struct few_mat few_mat(const struct kmat *m, int row0) {
-    struct cell_shape s = cell_shape(m->type);
-    struct few_mat f;
-    f.w = (const uint8_t *)m->data + (int64_t)(row0 / 16) * (m->cols / s.cols) * s.bytes;
-    f.w_mat = (int64_t)cuda_mat_bytes(m->type, 1, m->rows, m->cols);
-    f.mat = gv_mat(m->type);
-    return f;
-}
-
-static void few_launch(struct kctx *c, struct few_args *a, int mats, int segs) {
-    int team = GV_WARPS / mats;
-    int64_t runs = ceil_div(a->cols, GV_RUN), tiles = ceil_div(a->rows, 16);
+static void few_launch(struct kctx *c, struct few_args *a, int mats, int n_rows, int segs) {
+    int team = WARPS / mats, limit = std::min(c->smem_block, SMEM);
+    int runs = (int)ceil_div(a->cols, GV_RUN), tiles = (int)ceil_div(a->rows, 16);
     a->wk = 1;
     while (a->wk < team && a->wk * 4 <= runs) a->wk *= 2;
-    struct gv_plan p = gv_plan(c, a->cols, std::min(a->n_rows, GV_ROWS));
-    a->ring = p.ring;
-    a->x_bytes = p.smem - gv_fixed(p.ring);
+    int run_bytes = std::max(a->mat[0].mat.run_stride, mats == 2 ? a->mat[1].mat.run_stride : 0);
+    struct gv_plan p = gv_plan(limit, WARPS, run_bytes, 4, runs, std::min(n_rows, GV_ROWS));
+    a->ring = p.ring, a->stage = p.stage;
     int64_t items = segs * ceil_div(tiles, team / a->wk);
-    unsigned grid = (unsigned)std::min<int64_t>(items, 2 * c->sms);
-    launch(c, mats == 2 ? few_kernel<2> : few_kernel<1>, grid, GV_THREADS,
-           (size_t)p.smem, *a);
+    unsigned grid = (unsigned)std::min<int64_t>(items, c->sms);
+    launch(c, mats == 2 ? few_kernel<2> : few_kernel<1>, grid, 32 * WARPS, (size_t)p.smem, *a);
 }
 
 void cuda_few_up(struct kctx *c, const struct kop_experts_up *o, const struct pairs *p) {
@@ -159,8 +148,8 @@ void cuda_few_up(struct kctx *c, const struct kop_experts_up *o, const struct pa
     if (!cuda_image_is(c, o->x, D, T, D)) gv_quantize(c, 0, o->x, D, 0, T, 1, D);
     cuda_image_forget(c);
     a.image = (const uint8_t *)c->work;
-    a.x_div = o->dims->n_used, a.n_rows = T, a.y = o->act, a.y_row = F;
-    few_launch(c, &a, 2, p->segs_max);
+    a.x_div = o->dims->n_used, a.y = o->act, a.y_row = F;
+    few_launch(c, &a, 2, T, p->segs_max);
 }
 
 void cuda_few_down(struct kctx *c, const struct kop_experts_down *o, const struct pairs *p,
@@ -174,12 +163,11 @@ void cuda_few_down(struct kctx *c, const struct kop_experts_down *o, const struc
     a.rows = n, a.cols = (int)F;
     a.seg = p->seg, a.list = p->list;
     a.image = (const uint8_t *)c->work;
-    a.x_div = 1, a.n_rows = T, a.y = p->partial, a.y_row = n;
-    few_launch(c, &a, 1, p->segs_max);
+    a.x_div = 1, a.y = p->partial, a.y_row = n;
+    few_launch(c, &a, 1, T, p->segs_max);
 }
 
 void cuda_few_init(struct kctx *c) {
-    size_t most = (size_t)std::min(c->smem_block, GV_SMEM);
-    allow_smem(few_kernel<1>, most);
-    allow_smem(few_kernel<2>, most);
+    allow_smem(few_kernel<1>, (size_t)c->smem_block);
+    allow_smem(few_kernel<2>, (size_t)c->smem_block);
 }

@@ -6,84 +6,51 @@
  * Caches hold half precision (11 bits; values beyond ±65504 are cut off) unless the process was
  * asked for float32: a normed latent is of size one, so attention loses about 2e-4 of a score.
  */
-#include "kernels/cuda/cache.cuh"
+#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/later.cuh"
 
 #define PREP_THREADS 256
-#define PREP_WIDTH   2048
+#define IMAGE_ROWS   64 /* of the query's latent that are left as records too, for the next product */
 
-struct prep_args {
-    const int32_t *pos, *slot, *page_table;
-    int max_pages, r_q, r_kv, d_rope, ix_dim;
-    bool interleaved;
-    float eps, ix_eps;
-    const float *angles;
-    float *q_a;
-    const float *q_norm, *kv, *kv_norm, *index_key, *ik_gain, *ik_bias;
-    void *latent, *index;
-};
-
-/* Rotated value of element i of a row of `width` values whose first (or only) P rotate. */
-static __device__ __forceinline__ float rotated(const float *x, int i, int P, const float *angles,
-                                                bool interleaved) {
-    int pair = interleaved ? i / 2 : i % (P / 2);
-    bool second = interleaved ? i % 2 : i >= P / 2;
-    float a = x[interleaved ? i & ~1 : pair], b = x[interleaved ? i | 1 : pair + P / 2];
-    float c = angles[2 * pair], s = angles[2 * pair + 1];
-    return second ? __fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c))
-                  : __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-}
-
-static __device__ float rms_scale(const float *x, int width, float eps, float *red) {
-    float sum = 0;
-    for (int i = threadIdx.x; i < width; i += PREP_THREADS) sum += x[i] * x[i];
-    return 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
-}
-
-/* Block (t, part): 0 the latent and shared key, 1 the query's latent, 2 the indexer's key. */
+/* Block (t, part): 0 the latent and shared key, 1 the indexer's key, 2 the query's latent. */
 template <typename E>
 static __global__ void __launch_bounds__(PREP_THREADS)
-    prep_kernel(const __grid_constant__ struct prep_args a) {
+    prep_kernel(const __grid_constant__ struct prep_args a, uint8_t *image) {
     __shared__ float red[33], row[PREP_WIDTH];
-    int t = blockIdx.x, part = blockIdx.y, P = a.d_rope;
+    int t = blockIdx.x, part = blockIdx.y;
     gdc_trigger();
     gdc_wait();
-    if (a.slot[t] < 0) return;
-    const float *angles = a.angles + (int64_t)t * P;
-    if (part == 1) {
-        if (!a.q_a) return;
-        float *x = a.q_a + (int64_t)t * a.r_q, scale = rms_scale(x, a.r_q, a.eps, red);
+    if (part < 2) {
+        prep_cache<E>(a, t, part, red, row);
+        return;
+    }
+    float *x = a.q_a + (int64_t)t * a.r_q, scale = rms_scale(x, a.r_q, a.eps, red);
+    if (!image) {
         for (int i = threadIdx.x; i < a.r_q; i += PREP_THREADS) x[i] = x[i] * scale * a.q_norm[i];
         return;
     }
-    int64_t at = cache_row(a.page_table, a.max_pages, a.slot[t], a.pos[t]);
-    if (part == 0) {
-        int R = a.r_kv;
-        const float *x = a.kv + (int64_t)t * (R + P);
-        E *out = (E *)a.latent + at * (R + P);
-        float scale = rms_scale(x, R, a.eps, red);
-        for (int i = threadIdx.x; i < R; i += PREP_THREADS)
-            out[i] = cache_element<E>(x[i] * scale * a.kv_norm[i]);
-        for (int i = threadIdx.x; i < P; i += PREP_THREADS)
-            out[R + i] = cache_element<E>(rotated(x + R, i, P, angles, true));
-        return;
+    gv_make(image + (int64_t)t * ((a.r_q + GV_RUN - 1) / GV_RUN) * GV_RECORD, a.r_q,
+            PREP_THREADS / 32, [&](int k) {
+        float4 v = load_float4(x + k), g = load_float4(a.q_norm + k);
+        v = make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
+        x[k] = v.x, x[k + 1] = v.y, x[k + 2] = v.z, x[k + 3] = v.w;
+        return v;
+    });
+}
+
+void cuda_prep_launch(struct kctx *c, const struct prep_args *a, int n_rows) {
+    uint8_t *image = NULL;
+    cuda_image_forget(c);
+    if (a->q_a && n_rows <= IMAGE_ROWS && a->r_q % 32 == 0) {
+        image = (uint8_t *)cuda_work(c, gv_image_bytes(n_rows, a->r_q));
+        cuda_image_remember(c, a->q_a, a->r_q, n_rows, a->r_q);
     }
-    if (!a.index_key) return;
-    int J = a.ix_dim;
-    const float *x = a.index_key + (int64_t)t * J;
-    E *out = (E *)a.index + at * J;
-    float sum = 0, square = 0;
-    for (int i = threadIdx.x; i < J; i += PREP_THREADS) sum += x[i];
-    float mean = block_sum(sum, red) / (float)J;
-    for (int i = threadIdx.x; i < J; i += PREP_THREADS) square += (x[i] - mean) * (x[i] - mean);
-    float inverse = 1.f / sqrtf(block_sum(square, red) / (float)J + a.ix_eps);
-    for (int i = threadIdx.x; i < J; i += PREP_THREADS)
-        row[i] = (x[i] - mean) * inverse * a.ik_gain[i] + a.ik_bias[i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < J; i += PREP_THREADS)
-        out[i] = cache_element<E>(i < P ? rotated(row, i, P, angles, a.interleaved) : row[i]);
+    launch(c, a->f32 ? prep_kernel<float> : prep_kernel<__half>,
+           dim3((unsigned)n_rows, a->q_a ? 3 : 2), PREP_THREADS, 0, *a, image);
 }
 
 void cuda_attn_prep(struct kctx *c, const struct kop_attn_prep *o) {
+    cuda_settle(c);
     cuda_image_forget(c);
     const struct kdims *d = o->dims;
     if (o->batch->n_rows == 0) return;
@@ -97,16 +64,10 @@ void cuda_attn_prep(struct kctx *c, const struct kop_attn_prep *o) {
     a.q_a = o->q_a, a.q_norm = o->q_norm, a.kv = o->kv, a.kv_norm = o->kv_norm;
     a.index_key = o->index_key, a.ik_gain = o->ik_gain, a.ik_bias = o->ik_bias;
     a.latent = o->cache->latent, a.index = o->cache->index;
-    launch(c, cuda_cache_f32() ? prep_kernel<float> : prep_kernel<__half>,
-           dim3((unsigned)o->batch->n_rows, 3), PREP_THREADS, 0, a);
+    a.f32 = cuda_cache_f32();
+    if (a.q_a && o->batch->n_rows <= LATER_ROWS) c->later->prep = a, c->later->prep_due = true;
+    else cuda_prep_launch(c, &a, o->batch->n_rows);
 }
-
-struct rope_args {
-    int n_rows, heads, N, P, R, ix_heads, ix_dim;
-    bool interleaved;
-    const float *angles, *q;
-    float *qk, *iq;
-};
 
 /* One thread per rotated pair. */
 static __global__ void rope_kernel(const __grid_constant__ struct rope_args a) {
@@ -132,8 +93,14 @@ static __global__ void rope_kernel(const __grid_constant__ struct rope_args a) {
     x[i1] = v1;
 }
 
+void cuda_rope_launch(struct kctx *c, const struct rope_args *a) {
+    int64_t n = (int64_t)(a->heads + a->ix_heads) * (a->P / 2);
+    launch(c, rope_kernel, dim3((unsigned)ceil_div(n, 256), (unsigned)a->n_rows), 256, 0, *a);
+}
+
 void cuda_rope(struct kctx *c, const struct kop_rope *o) {
-    cuda_image_forget(c);
+    cuda_settle(c);
+    if (c->image.x == o->qk || c->image.x == o->iq) cuda_image_forget(c);
     const struct kdims *d = o->dims;
     if (o->batch->n_rows == 0) return;
     struct rope_args a = {};
@@ -141,6 +108,6 @@ void cuda_rope(struct kctx *c, const struct kop_rope *o) {
     a.R = d->r_kv, a.ix_heads = o->iq ? d->ix_heads : 0, a.ix_dim = d->ix_dim;
     a.interleaved = d->ix_rope_interleaved, a.angles = o->angles;
     a.q = o->q, a.qk = o->qk, a.iq = o->iq;
-    int64_t n = (int64_t)(a.heads + a.ix_heads) * (a.P / 2);
-    launch(c, rope_kernel, dim3((unsigned)ceil_div(n, 256), (unsigned)a.n_rows), 256, 0, a);
+    if (a.n_rows <= LATER_ROWS && !o->iq) c->later->rope = a, c->later->rope_due = true;
+    else cuda_rope_launch(c, &a);
 }

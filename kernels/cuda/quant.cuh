@@ -289,6 +289,26 @@ template <int TYPE> struct scales {
         else return 0.f;
     }
 
+    /* The same for group base + side of 32 columns (of sixteen when fine), side known only at run time
+     * and base + side in the same four; of a 256-column type without d and m. */
+    __device__ __forceinline__ float unit(int r, int base, int side) const {
+        if constexpr (quant<TYPE>::cols == 32) return d[r];
+        else if constexpr (TYPE == KT_Q4_K || TYPE == KT_Q5_K)
+            return byte_float(pick2(raw[r], base / 4), base % 4 + side);
+        else if constexpr (TYPE == KT_IQ4_XS)
+            return (float)((int)((raw[r][0] >> 4 * (base + side) & 15) |
+                                 (raw[r][1] >> 2 * (base + side) & 3) << 4) - 32);
+        else
+            return byte_float(pick4(raw[r], base / 4), base % 4 + side) -
+                   (TYPE == KT_Q6_K ? 128.f : TYPE == KT_Q3_K ? 32.f : 0.f);
+    }
+    __device__ __forceinline__ float low_unit(int r, int base, int side) const {
+        if constexpr (quant<TYPE>::cols == 32) return m[r];
+        else if constexpr (TYPE == KT_Q4_K || TYPE == KT_Q5_K)
+            return byte_float(pick2(aux[r], base / 4), base % 4 + side);
+        else return byte_float(pick4(aux[r], base / 4), base % 4 + side);
+    }
+
     /* What is to be subtracted from a whole cell's products of plain codes: the product of this
      * operand (a[0], a[2] row g and a[1], a[3] row g + 8; whole numbers, one per sixteen columns)
      * with the sums of x over sixteen columns, times low_factor(r). t = lane % 4; the operand's

@@ -10,23 +10,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/gemv.cuh"
-#include "kernels/cuda/topk.cuh"
+#include "kernels/cuda/route.cuh"
 
 /* ---- choosing ----------------------------------------------------------------------------- */
-
-struct route_args {
-    int n_experts, n_used, n_groups, n_groups_used, gating;
-    bool norm;
-    float scale;
-    const float *logits, *bias;
-    const int32_t *slot;
-    int32_t *ids;
-    float *weights;
-    int n_rows;
-};
 
 /* Largest of (value, index) over the warp, the lower index on ties; NaN is never it. */
 static __device__ __forceinline__ int warp_argmax(float v, int i) {
@@ -71,56 +59,6 @@ static __device__ void keep_groups(const struct route_args &a, float *score, flo
     __syncwarp();
 }
 
-/* One warp, one row, at most 256 experts in one group: scores stay in registers. */
-static __device__ void route_row_fast(const struct route_args &a, int t) {
-    int lane = threadIdx.x & 31, E = a.n_experts, id = -1;
-    const float *logits = a.logits + (int64_t)t * E;
-    float gate[8], mine = 0, total = 0, top = -INFINITY, sum = 0;
-    uint32_t key[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int e = lane + 32 * i;
-        gate[i] = e < E ? logits[e] : -INFINITY;
-        top = fmaxf(top, gate[i]);
-    }
-    if (a.gating == 1) {
-        top = warp_max(top);
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum += gate[i] = expf(gate[i] - top);
-        sum = warp_sum(sum);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int e = lane + 32 * i;
-        gate[i] = a.gating == 1 ? gate[i] / sum : 1.f / (1.f + expf(-gate[i]));
-        /* 0 is below the key of every score, -inf and NaN included */
-        key[i] = e < E ? order_key(a.bias ? gate[i] + a.bias[e] : gate[i]) : 0;
-    }
-    for (int j = 0; j < a.n_used; j++) {
-        uint32_t best = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) best = max(best, key[i]);
-        best = __reduce_max_sync(~0u, best);
-        int at = INT32_MAX;
-#pragma unroll
-        for (int i = 7; i >= 0; i--)
-            if (key[i] == best) at = lane + 32 * i;
-        at = __reduce_min_sync(~0u, at);
-        float g = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (at == lane + 32 * i) g = gate[i], key[i] = 0;
-        g = __shfl_sync(~0u, g, at & 31);
-        total += g;
-        if (lane == j) mine = g, id = at;
-    }
-    if (lane < a.n_used) {
-        if (a.norm) mine = mine / (total + 1e-20f);
-        a.ids[t * a.n_used + lane] = id;
-        a.weights[t * a.n_used + lane] = mine * a.scale;
-    }
-}
-
 /* One warp, one row. score: 3 * n_experts floats of shared memory. */
 static __device__ void route_row(const struct route_args &a, int t, float *score) {
     int lane = threadIdx.x & 31, E = a.n_experts;
@@ -130,8 +68,11 @@ static __device__ void route_row(const struct route_args &a, int t, float *score
         for (int j = lane; j < a.n_used; j += 32) ids[j] = -1, weights[j] = 0;
         return;
     }
-    if (E <= 256 && a.n_groups <= 1) {
-        route_row_fast(a, t);
+    if (route_is_fast(a)) {
+        int id;
+        float weight;
+        route_row_fast(a, t, &id, &weight);
+        if (lane < a.n_used) ids[lane] = id, weights[lane] = weight;
         return;
     }
     const float *logits = a.logits + (int64_t)t * E;
@@ -266,7 +207,7 @@ static __global__ void __launch_bounds__(1024)
     sort_pairs(ids, n, E, GEMM_COLS, false, seg, list, sorted);
 }
 
-void cuda_route(struct kctx *c, const struct kop_experts_up *o, const struct pairs *p) {
+struct route_args cuda_route_args(const struct kop_experts_up *o) {
     const struct kdims *d = o->dims;
     struct route_args a = {};
     a.n_experts = d->n_experts, a.n_used = d->n_used, a.gating = d->gating;
@@ -274,6 +215,12 @@ void cuda_route(struct kctx *c, const struct kop_experts_up *o, const struct pai
     a.norm = d->norm_weights, a.scale = d->weights_scale;
     a.logits = o->logits, a.bias = o->bias, a.slot = o->batch->slot;
     a.ids = o->ids, a.weights = o->weights, a.n_rows = o->batch->n_rows;
+    return a;
+}
+
+void cuda_route(struct kctx *c, const struct kop_experts_up *o, const struct pairs *p) {
+    const struct kdims *d = o->dims;
+    struct route_args a = cuda_route_args(o);
     CU_REQUIRE(d->n_experts <= EXPERTS_MAX && d->n_used <= 32);
     size_t one = 3 * (size_t)d->n_experts * sizeof(float);
     if (a.n_rows <= EXPERTS_FEW_ROWS) {

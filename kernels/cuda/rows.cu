@@ -7,6 +7,8 @@
  */
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/file_block.cuh"
+#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/later.cuh"
 
 /* ---- feed ------------------------------------------------------------------------------------ */
 
@@ -36,6 +38,7 @@ static __global__ void feed_kernel(const __grid_constant__ struct kbatch b,
 }
 
 void cuda_feed(struct kctx *c, const struct kop_feed *o) {
+    cuda_settle(c);
     if (o->batch->n_rows == 0) return;
     launch(c, feed_kernel, (unsigned)ceil_div(o->batch->n_rows, 128), 128, 0, *o->batch, *o->seqs);
 }
@@ -54,6 +57,7 @@ static __global__ void angles_kernel(const __grid_constant__ struct kbatch b, in
 }
 
 void cuda_angles(struct kctx *c, const struct kop_angles *o) {
+    cuda_settle(c);
     int64_t n = (int64_t)o->batch->n_rows * o->n_pairs;
     if (n == 0) return;
     launch(c, angles_kernel, (unsigned)ceil_div(n, 128), 128, 0, *o->batch, o->n_pairs, o->freq,
@@ -125,6 +129,7 @@ static __global__ void embed_kernel(const __grid_constant__ struct kbatch b, int
 }
 
 void cuda_embed(struct kctx *c, const struct kop_embed *o) {
+    cuda_settle(c);
     cuda_image_forget(c);
     if (o->batch->n_rows == 0) return;
     launch(c, embed_kernel,
@@ -134,53 +139,79 @@ void cuda_embed(struct kctx *c, const struct kop_embed *o) {
 
 /* ---- norm, swiglu, gather ---------------------------------------------------------------------- */
 
-#define NORM_THREADS 512
-#define NORM_AHEAD   4 /* groups of four values a thread keeps in registers: widths up to 8192 */
+#define NORM_THREADS 1024 /* most of a block: a warp for 256 columns */
+#define NORM_RUNS    2    /* of 256 columns that a warp keeps in registers: widths up to 16384 */
+#define IMAGE_ROWS   64   /* that are left as records too, for the next product */
 
-/* One row per block; the row stays in registers between the sum and the scaling. */
+/* One row per block; the row stays in registers between the sum and the scaling. image: the rows as
+ * records (gemv.cuh), or NULL. */
 static __global__ void __launch_bounds__(NORM_THREADS)
-    norm_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y) {
+    norm_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y,
+                uint8_t *image) {
+    __shared__ __align__(16) uint8_t spare[GV_RECORD];
     __shared__ float red[33];
-    float4 v[NORM_AHEAD], g[NORM_AHEAD];
-    float sum = 0;
+    float v[NORM_RUNS][8], g[NORM_RUNS][8];
+    int warps = (int)blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int runs = (width + GV_RUN - 1) / GV_RUN, at = lane / 4 * 32 + lane % 4 * 4;
+    auto read = [&](float (&to)[8], const float *p) {
+        float4 a = __ldcg((const float4 *)p), b = __ldcg((const float4 *)(p + 16));
+        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+        to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+    };
+    auto write = [&](float *p, const float (&from)[8]) {
+        *(float4 *)p = make_float4(from[0], from[1], from[2], from[3]);
+        *(float4 *)(p + 16) = make_float4(from[4], from[5], from[6], from[7]);
+    };
     gdc_trigger();
 #pragma unroll
-    for (int i = 0; i < NORM_AHEAD; i++) { /* weights: no earlier kernel writes them */
-        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
-        if (k < width) g[i] = *(const float4 *)(gain + k);
+    for (int i = 0; i < NORM_RUNS; i++) { /* weights: no earlier kernel writes them */
+        int k = (warp + i * warps) * GV_RUN + at;
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[i][e] = g[i][e] = 0;
+        if (k < width) read(g[i], gain + k);
     }
-    gdc_wait();
     h += (int64_t)blockIdx.x * width;
     y += (int64_t)blockIdx.x * width;
     if (add) add += (int64_t)blockIdx.x * width;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) { /* rehearsed once, as in gemv.cu */
+        bool real = pass == 1;
+        if (real) gdc_wait();
+        float sum = 0;
 #pragma unroll
-    for (int i = 0; i < NORM_AHEAD; i++) {
-        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
-        v[i] = make_float4(0, 0, 0, 0);
-        if (k < width) v[i] = *(const float4 *)(h + k);
-    }
+        for (int i = 0; i < NORM_RUNS; i++) {
+            int k = (warp + i * warps) * GV_RUN + at;
+            if (k >= width) continue;
+            read(v[i], h + k);
+            if (add) {
+                float a[8];
+                read(a, add + k);
 #pragma unroll
-    for (int i = 0; i < NORM_AHEAD; i++) {
-        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
-        if (add && k < width) {
-            float4 a = *(const float4 *)(add + k);
-            v[i].x += a.x, v[i].y += a.y, v[i].z += a.z, v[i].w += a.w;
-            *(float4 *)(h + k) = v[i];
+                for (int e = 0; e < 8; e++) v[i][e] += a[e];
+                if (real) write(h + k, v[i]);
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++) sum += v[i][e] * v[i][e];
         }
-        sum += v[i].x * v[i].x + v[i].y * v[i].y + (v[i].z * v[i].z + v[i].w * v[i].w);
-    }
-    float s = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
+        float s = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
 #pragma unroll
-    for (int i = 0; i < NORM_AHEAD; i++) {
-        int k = (i * NORM_THREADS + (int)threadIdx.x) * 4;
-        if (k < width)
-            *(float4 *)(y + k) = make_float4(v[i].x * s * g[i].x, v[i].y * s * g[i].y,
-                                             v[i].z * s * g[i].z, v[i].w * s * g[i].w);
+        for (int i = 0; i < NORM_RUNS; i++) {
+            int run = warp + i * warps, k = run * GV_RUN + at;
+            if (run >= runs) continue;
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[i][e] = v[i][e] * s * g[i][e];
+            if (real && k < width) write(y + k, v[i]);
+            uint8_t *to = spare;
+            if (image && real) to = image + ((int64_t)blockIdx.x * runs + run) * GV_RECORD;
+            if (image) gv_record(to, v[i]);
+        }
     }
 }
 
+#define NORM_ANY_THREADS 512
+
 /* Any width. */
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_ANY_THREADS)
     norm_any_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y) {
     __shared__ float red[33];
     gdc_trigger();
@@ -189,36 +220,53 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     y += (int64_t)blockIdx.x * width;
     if (add) add += (int64_t)blockIdx.x * width;
     float sum = 0;
-    for (int i = threadIdx.x; i < width; i += NORM_THREADS) {
+    for (int i = threadIdx.x; i < width; i += NORM_ANY_THREADS) {
         float v = h[i];
         if (add) h[i] = v += add[i];
         sum += v * v;
     }
     float scale = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
-    for (int i = threadIdx.x; i < width; i += NORM_THREADS) y[i] = h[i] * scale * gain[i];
+    for (int i = threadIdx.x; i < width; i += NORM_ANY_THREADS) y[i] = h[i] * scale * gain[i];
 }
 
 void cuda_norm(struct kctx *c, const struct kop_norm *o) {
+    cuda_settle(c);
     cuda_image_forget(c);
     if (o->n_rows == 0) return;
     uintptr_t ends = (uintptr_t)o->h | (uintptr_t)o->add | (uintptr_t)o->gain | (uintptr_t)o->y;
-    bool fits = o->width % 4 == 0 && o->width <= NORM_THREADS * NORM_AHEAD * 4 && ends % 16 == 0;
-    launch(c, fits ? norm_kernel : norm_any_kernel, (unsigned)o->n_rows, NORM_THREADS, 0, o->width,
-           o->h, o->add, o->gain, o->eps, o->y);
+    int64_t runs = ceil_div(o->width, GV_RUN);
+    if (o->width % 32 || runs > NORM_THREADS / 32 * NORM_RUNS || ends % 16) {
+        launch(c, norm_any_kernel, (unsigned)o->n_rows, NORM_ANY_THREADS, 0, o->width, o->h, o->add,
+               o->gain, o->eps, o->y);
+        return;
+    }
+    uint8_t *image = NULL;
+    if (o->n_rows <= IMAGE_ROWS) {
+        image = (uint8_t *)cuda_work(c, gv_image_bytes(o->n_rows, o->width));
+        cuda_image_remember(c, o->y, o->width, o->n_rows, o->width);
+    }
+    launch(c, norm_kernel, (unsigned)o->n_rows, (unsigned)(32 * (runs < 32 ? runs : 32)), 0,
+           o->width, o->h, o->add, o->gain, o->eps, o->y, image);
 }
 
-static __global__ void swiglu_kernel(int64_t n, const float *gate, const float *up, float *act) {
+static __global__ void swiglu_kernel(const __grid_constant__ struct swiglu_args a) {
     gdc_trigger();
     gdc_wait();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) act[i] = silu(gate[i]) * up[i];
+    if (i < (int64_t)a.n_rows * a.width) a.act[i] = silu(a.gate[i]) * a.up[i];
+}
+
+void cuda_swiglu_launch(struct kctx *c, const struct swiglu_args *a) {
+    launch(c, swiglu_kernel, (unsigned)ceil_div((int64_t)a->n_rows * a->width, 256), 256, 0, *a);
 }
 
 void cuda_swiglu(struct kctx *c, const struct kop_swiglu *o) {
-    int64_t n = (int64_t)o->n_rows * o->width;
-    if (n == 0) return;
+    struct swiglu_args a = {o->n_rows, o->width, o->gate, o->up, o->act};
+    cuda_settle(c);
+    if (o->n_rows == 0 || o->width == 0) return;
     if (c->image.x == o->act) cuda_image_forget(c);
-    launch(c, swiglu_kernel, (unsigned)ceil_div(n, 256), 256, 0, n, o->gate, o->up, o->act);
+    if (o->n_rows <= LATER_ROWS) c->later->swiglu = a, c->later->swiglu_due = true;
+    else cuda_swiglu_launch(c, &a);
 }
 
 static __global__ void gather_kernel(const int32_t *out_row, int width, const float *x, float *y) {
@@ -229,6 +277,7 @@ static __global__ void gather_kernel(const int32_t *out_row, int width, const fl
 }
 
 void cuda_gather(struct kctx *c, const struct kop_gather *o) {
+    cuda_settle(c);
     cuda_image_forget(c);
     if (o->batch->n_out == 0) return;
     launch(c, gather_kernel, dim3((unsigned)ceil_div(o->width, 256), (unsigned)o->batch->n_out), 256,

@@ -478,6 +478,7 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
 }
 
 void cuda_sample(struct kctx *c, const struct kop_sample *o) {
+    cuda_settle(c);
     if (o->batch->n_out == 0) return;
     struct sample_args a = {};
     a.out_row = o->batch->out_row, a.slot = o->batch->slot, a.pos = o->batch->pos;

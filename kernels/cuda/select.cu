@@ -148,6 +148,7 @@ static __global__ void __launch_bounds__(TOPK_THREADS)
 }
 
 void cuda_select(struct kctx *c, const struct kop_select *o) {
+    cuda_settle(c);
     const struct kdims *d = o->dims;
     int T = o->batch->n_rows, context = o->batch->max_context;
     if (T == 0) return;

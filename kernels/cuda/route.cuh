@@ -1,0 +1,82 @@
+/* kernels/cuda/route.cuh: choosing the experts of a row, for the router and for who does it on the way.
+ *
+ * Owns: nothing.  Called by: route.cu, experts_one.cu.  Tested by: tests/gpu/check_ops.c
+ */
+#ifndef OCTAVO_KERNELS_CUDA_ROUTE_H
+#define OCTAVO_KERNELS_CUDA_ROUTE_H
+
+#include <cmath>
+
+#include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/topk.cuh"
+
+struct route_args {
+    int n_experts, n_used, n_groups, n_groups_used, gating;
+    bool norm;
+    float scale;
+    const float *logits, *bias;
+    const int32_t *slot;
+    int32_t *ids;
+    float *weights;
+    int n_rows;
+};
+
+struct route_args cuda_route_args(const struct kop_experts_up *);
+
+static __host__ __device__ inline bool route_is_fast(const struct route_args &a) {
+    return a.n_experts <= 256 && a.n_groups <= 1 && a.n_used <= 32;
+}
+
+#if defined(__CUDACC__)
+
+/* One warp, one row, at most 256 experts in one group: scores stay in registers. Lane j gets choice j
+ * and its weight. */
+static __device__ __forceinline__ void route_row_fast(const struct route_args &a, int t, int *id,
+                                                      float *weight) {
+    int lane = threadIdx.x & 31, E = a.n_experts;
+    const float *logits = a.logits + (int64_t)t * E;
+    float gate[8], mine = 0, total = 0, top = -INFINITY, sum = 0;
+    uint32_t key[8];
+    *id = -1;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int e = lane + 32 * i;
+        gate[i] = e < E ? __ldcg(logits + e) : -INFINITY;
+        top = fmaxf(top, gate[i]);
+    }
+    if (a.gating == 1) {
+        top = warp_max(top);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += gate[i] = expf(gate[i] - top);
+        sum = warp_sum(sum);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int e = lane + 32 * i;
+        gate[i] = a.gating == 1 ? gate[i] / sum : 1.f / (1.f + expf(-gate[i]));
+        /* 0 is below the key of every score, -inf and NaN included */
+        key[i] = e < E ? order_key(a.bias ? gate[i] + a.bias[e] : gate[i]) : 0;
+    }
+    for (int j = 0; j < a.n_used; j++) {
+        uint32_t best = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) best = max(best, key[i]);
+        best = __reduce_max_sync(~0u, best);
+        int at = INT32_MAX;
+#pragma unroll
+        for (int i = 7; i >= 0; i--)
+            if (key[i] == best) at = lane + 32 * i;
+        at = __reduce_min_sync(~0u, at);
+        float g = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (at == lane + 32 * i) g = gate[i], key[i] = 0;
+        g = __shfl_sync(~0u, g, at & 31);
+        total += g;
+        if (lane == j) mine = g, *id = at;
+    }
+    *weight = (a.norm ? mine / (total + 1e-20f) : mine) * a.scale;
+}
+
+#endif /* __CUDACC__ */
+#endif
