@@ -14,7 +14,7 @@
  *   build, protocol  says HELLO with another one
  *   stay    does not follow STOP
  *   unsing  dies at the canary               hush    does not answer the canary
- *   mute    has no token for the canary      off     has another one
+ *   mute    has no token for the canary      off     has another one, a little likelier
  *   capture beats that it captures graphs, and is never JOINED
  *   noload  beats, but never is LOADED       halt    stops itself (SIGSTOP) before HELLO
  * The canary, which slot generation 0 tells, is not counted as a step.
@@ -127,7 +127,10 @@ static void run_step(const struct msg_step *s) {
                                .slot_generation = e->slot_generation,
                                .pos = q->n,
                                .token = q->last,
-                               .logprob = -1};
+                               .logprob = -1,
+                               .n_top = canary && fault("off"),
+                               .top_token = {q->last - 1},
+                               .top_logprob = {-1.05f}};
     }
     if (fault("lie") && o.at == n_steps && !canary) out.tokens.tokens[0].slot ^= 1;
     if (o.rank == 0) {

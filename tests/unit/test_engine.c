@@ -313,12 +313,16 @@ static void no_canary_no_ready(void **state) {
     static const struct {
         const char *faults;
         int restarts[3], by_canary;
-    } cases[] = {{"unsing 1 1 0", {0, 1, 0}, 0},
-                 {"mute 0 1 0", {1, 1, 1}, 1},
-                 {"die 2 1 9,off 0 1 0", {0, 0, 1}, 0}, /* the same wrong one each time */
-                 {"die 0 1 9,off 0 2 0", {2, 1, 1}, 1}}; /* the successor sings another one */
+        const char *device;
+    } cases[] = {{"unsing 1 1 0", {0, 1, 0}, 0, "cpu"},
+                 {"mute 0 1 0", {1, 1, 1}, 1, "cpu"},
+                 {"die 2 1 9,off 0 1 0", {0, 0, 1}, 0, "cpu"}, /* the same wrong one each time */
+                 {"die 0 1 9,off 0 2 0", {2, 1, 1}, 1, "cpu"}, /* the successor sings another one */
+                 {"die 0 1 9,off 0 2 0", {1, 0, 0}, 0, "cuda"}}; /* which was as likely, there */
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         struct world *w = start(3, cases[c].faults);
+        w->o.device = cases[c].device;
+        w->o.device_memory = "none";
         go(w);
         for (int i = 0; i < 9; i++) submit(w, 3 + 9 * i, 30);
         turn(w);
