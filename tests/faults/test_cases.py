@@ -33,7 +33,9 @@ CASES = {
     "B3": ["test_a_taken_port_is_named_with_its_role", "test_a_taken_probe_port_is_a_wrong_set_up_that_says_which"],
     # links and devices
     "C1": ["test_two_four_and_all_ranks_add_up", "test_a_stuck_rank_is_named_within_the_time_limit", "test_links_are_checked_before_weights_are_read"],
-    "C2": ["test_the_text_ends_with_what_to_fix", "an_inventory_gets_names_links_and_peers"],
+    "C2": ["test_the_text_ends_with_what_to_fix", "an_inventory_gets_names_links_and_peers",
+           "acs_that_redirects_is_named_with_its_bridge_and_the_command", "an_iommu_that_translates_is_told"],
+    "C3": ["the_way_that_messages_take_is_known", "without_peers_no_level_of_peers_is_set"],
     "C7": ["test_a_lost_device_ends_the_service_with_3_without_waiting", "an_xid_is_told_with_the_error_and_off_the_bus_is_lost",
            "test_at_start_a_lost_device_is_exit_code_3"],
     "C8": ["test_a_lost_device_ends_the_service_with_3_without_waiting", "a_lost_device_is_told_from_one_that_cannot_be_read"],
