@@ -244,15 +244,15 @@ static int make_layers(struct model *m, struct err_text *err) {
     return OK;
 }
 
-/* With arenas at an address that nobody will read. */
+/* With arenas at addresses that nobody will read, so far apart that none overlaps another. */
 static void measure_steps(struct loader *l) {
     struct model *m = l->m;
-    m->arena[ARENA_WEIGHTS] = m->arena[ARENA_SCRATCH] = (void *)(uintptr_t)ARENA_ALIGN;
+    for (int i = 0; i < MODEL_ARENAS; i++) m->arena[i] = (void *)((uintptr_t)(i + 1) << 44);
     point_planned(l);
     for (int i = 0; i < m->hp.n_layers; i++)
-        m->layers[i].cache = (struct kcache){m->arena[ARENA_SCRATCH], m->arena[ARENA_SCRATCH]};
+        m->layers[i].cache = (struct kcache){m->arena[ARENA_CACHES], m->arena[ARENA_CACHES]};
     graphs_measure(m);
-    m->arena[ARENA_WEIGHTS] = m->arena[ARENA_SCRATCH] = NULL;
+    for (int i = 0; i < MODEL_ARENAS; i++) m->arena[i] = NULL;
     for (int i = 0; i < m->hp.n_layers; i++) m->layers[i].cache = (struct kcache){NULL, NULL};
 }
 

@@ -251,6 +251,7 @@ static int graph_of(const struct kctx *c, uint64_t key) {
 
 static void capture(struct kctx *c) {
     CU_REQUIRE(!c->capturing);
+    cuda_settle(c);
     cuda_image_forget(c);
     CU(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal));
     c->capturing = true;
@@ -258,6 +259,7 @@ static void capture(struct kctx *c) {
 
 static cudaGraph_t captured(struct kctx *c) {
     cudaGraph_t graph;
+    cuda_settle(c);
     CU(cudaStreamEndCapture(c->stream, &graph));
     c->capturing = false;
     cuda_image_forget(c); /* what was to stand in the workspace has not been run */

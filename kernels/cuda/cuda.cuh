@@ -108,7 +108,6 @@ static inline void carve(struct kctx *c, const void *kernel) {
     if (c->n_carved < CARVED_MAX) c->carved[c->n_carved++] = kernel;
 }
 
-/* Element type of the caches: false f16 (the default), true f32 (OCTAVO_CUDA_CACHE=f32). */
 /* Element type of the caches: false f16 (the default), true f32 (the switch cuda-cache). */
 bool cuda_cache_f32(void);
 
