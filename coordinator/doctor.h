@@ -64,7 +64,8 @@ void doctor_look_nccl(struct doctor *d, char **env);
 void doctor_look_pci(struct doctor *d);
 
 /* "collectives": doctor_coll.c. Runs all-reduces of 2, 4, … and all ranks, in processes of their
- * own; whoever is not through after limit_s is named and killed. */
+ * own; whoever is not through after limit_s is named and killed. Where that
+ * failed between GPUs, each two are tried. */
 struct doctor_ranks {
     const char *worker;      /* the program */
     const struct gpus *gpus; /* dealt; NULL: CPU */

@@ -10,7 +10,8 @@
  * the others wait for; if all have said the same, it is the link between them. A rank that ends by
  * itself with an error ends the trial soon: the others would wait for it to no purpose.
  *
- * What two ranks can do four may not, and the other way round: all sizes are tried after a failure.
+ * What two ranks can do four may not, and the other way round: all sizes are tried after a failure,
+ * and then, of more than two GPUs, each two.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -27,9 +28,11 @@
 
 #define TALK_BYTES 8192
 #define SHM_BYTES  (40 << 20) /* the worker takes parts as large as fit */
-#define GRACE_MS   1000       /* for the others, after one failed */
+#define GRACE_MS   300        /* for the others, after one failed */
 #define WEDGED_MS  5000       /* for a killed process to end */
 #define SUMS_MAX   8
+#define PAIRS_S    60 /* for looking which pair of GPUs is the bad one, */
+#define PAIR_S     10 /* and for each */
 
 struct talker {
     uv_process_t process;
@@ -377,14 +380,51 @@ static void free_trial(struct trial *t) {
     free(t);
 }
 
-static void try_one(struct doctor *d, const struct doctor_ranks *r, const char *collective,
+/* True if it hung, died or gave a wrong sum; being refused is no fault of a link. */
+static bool try_one(struct doctor *d, const struct doctor_ranks *r, const char *collective,
                     int world) {
     struct trial *t = new_trial(r, collective, world);
     uint64_t start = uv_hrtime();
     fprintf(stderr, "octavo doctor: all-reduce of %d ranks over %s …\n", world, collective);
     run_trial(t);
+    bool broken = t->failure[0] && !t->refused;
     report(d, t, (double)(uv_hrtime() - start) / 1e9);
     free_trial(t);
+    return broken;
+}
+
+static bool pair_adds_up(const struct doctor_ranks *pair, const char *collective) {
+    struct trial *t = new_trial(pair, collective, 2);
+    run_trial(t);
+    bool right = !t->failure[0];
+    free_trial(t);
+    return right;
+}
+
+/* A link is between two: which two do not add up, as far as PAIRS_S go. */
+static void find_pairs(struct doctor *d, const struct doctor_ranks *r, const char *collective) {
+    struct gpus two = *r->gpus;
+    struct doctor_ranks pair = *r;
+    char bad[300] = "", what[64];
+    int tried = 0;
+    uint64_t until = uv_hrtime() + (uint64_t)PAIRS_S * 1000000000;
+    fprintf(stderr, "octavo doctor: all-reduce of each two GPUs over %s …\n", collective);
+    pair.gpus = &two, pair.all = 2, pair.limit_s = MIN(r->limit_s, PAIR_S);
+    two.n_dealt = 2;
+    for (int a = 0; a < r->gpus->n_dealt; a++)
+        for (int b = a + 1; b < r->gpus->n_dealt && uv_hrtime() < until; b++) {
+            two.dealt[0] = r->gpus->dealt[a], two.dealt[1] = r->gpus->dealt[b];
+            if (two.dealt[0] == two.dealt[1]) continue;
+            tried++;
+            if (pair_adds_up(&pair, collective)) continue;
+            snprintf(bad + strlen(bad), sizeof bad - strlen(bad), "%s%d-%d", bad[0] ? " " : "",
+                     two.dealt[0], two.dealt[1]);
+        }
+    snprintf(what, sizeof what, "pairs of GPUs over %s", collective);
+    doctor_find(d, bad[0] ? DOCTOR_STOPS : DOCTOR_NOTE, what, "each two add up",
+                "a GPU in all of them is the one to look at: its slot, riser and the bridges above "
+                "it; until then leave it out with --devices",
+                "%s%s of %d pairs tried", bad[0] ? "not GPUs " : "nothing wrong", bad, tried);
 }
 
 int doctor_check_links(const struct doctor_ranks *r, struct err_text *err) {
@@ -421,10 +461,12 @@ void doctor_try_collectives(struct doctor *d, const struct doctor_ranks *r) {
         if (!strcmp(name, "nccl") && !asked &&
             json_is_null(json_object_get(json_object_get(d->report, "nccl"), "version")))
             continue;
+        bool broken = false;
         for (int world = MIN(2, r->all);; world = 2 * world < r->all ? 2 * world : r->all) {
-            if (world == 2 || world == 4 || world == r->all) try_one(d, r, name, world);
+            if (world == 2 || world == 4 || world == r->all) broken |= try_one(d, r, name, world);
             if (world == r->all) break;
         }
+        if (broken && r->gpus && r->gpus->n_dealt > 2) find_pairs(d, r, name);
         if (r->all == 1) break;
     }
 }

@@ -401,6 +401,39 @@ static void the_text_shows_what_the_report_holds_worst_first(void **state) {
     doctor_deinit(&d);
 }
 
+/* ---- links ------------------------------------------------------------------------------------
+ */
+
+/* A worker whose rank on GPU 2 dies wherever it is not alone with itself. */
+static void the_gpu_that_does_not_add_up_is_found_by_its_pairs(void **state) {
+    UNUSED(state);
+    static struct gpus gpus = {.n = 3, .n_dealt = 3, .dealt = {0, 1, 2}};
+    const char *build = getenv("OCTAVO_BUILD_ROOT");
+    char script[1400], path[500];
+    struct doctor d;
+    snprintf(script, sizeof script,
+             "#!/bin/sh\ncase \" $* \" in *\" --device-index 2 \"*) kill -KILL $$ ;; esac\n"
+             "exec '%s/octavo-worker' \"$@\"\n",
+             build ? build : ".");
+    put("/worker", script);
+    snprintf(path, sizeof path, "%s/worker", root);
+    assert_int_equal(chmod(path, 0755), 0);
+    const struct doctor_ranks ranks = {
+        .worker = path, .gpus = &gpus, .collective = "shm", .all = 3, .limit_s = 60};
+    assert_int_equal(doctor_init(&d, root), OK);
+    doctor_try_collectives(&d, &ranks);
+    json_t *runs = json_object_get(d.report, "collectives");
+    assert_int_equal(json_array_size(runs), 2);
+    assert_true(json_is_true(json_object_get(json_array_get(runs, 0), "right")));
+    assert_string_equal(text_at(json_array_get(runs, 1), "failure"),
+                        "rank 2 died of signal 9 in: start");
+    json_t *f = json_array_get(d.findings, 1);
+    assert_string_equal(text_at(f, "level"), "stops");
+    assert_string_equal(text_at(f, "what"), "pairs of GPUs over shm");
+    assert_string_equal(text_at(f, "found"), "not GPUs 0-2 1-2 of 3 pairs tried");
+    doctor_deinit(&d);
+}
+
 /* ---- the bundle -------------------------------------------------------------------------------
  */
 
@@ -456,6 +489,7 @@ int main(void) {
         ON_A_BOX(a_driver_without_its_library_still_shows_the_gpus),
         ON_A_BOX(an_empty_host_is_examined_too),
         ON_A_BOX(the_text_shows_what_the_report_holds_worst_first),
+        ON_A_BOX(the_gpu_that_does_not_add_up_is_found_by_its_pairs),
         ON_A_BOX(no_secret_gets_into_a_bundle),
     };
     return cmocka_run_group_tests(tests, load_library, NULL);
