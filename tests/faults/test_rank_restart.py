@@ -327,7 +327,7 @@ def seed_of_run():
 
 def soak(launch, seconds, most):
     seed = seed_of_run()
-    server = launch("--restarts-max", 100000, "--restart-delay", 1, tp=4).wait_ready()  # the pauses would be most of it
+    server = launch("--restarts-max", 100000, "--restart-delay", 1, "--pipeline", 1 + seed % 2, tp=4).wait_ready()  # the pauses would be most of it
     kills = random_kills(server, seconds, most, seed)
     print(f"{kills} kills, seed {seed}")
     eventually(lambda: all_ready(server), 60, "all ready in the end", server)
