@@ -51,6 +51,9 @@ void api_drain(struct api *a);
 /* Requests whose answer is not finished yet. */
 int api_in_progress(const struct api *a);
 
+/* Takes no more connections; true while somebody who is connected may still get an answer. */
+bool api_finish(struct api *a);
+
 /* Cancels what is in progress, closes everything, calls done once (from the loop), frees a. The
  * engine must still exist until done is called. */
 void api_stop(struct api *a, void (*done)(void *user), void *user);

@@ -144,6 +144,11 @@ int api_in_progress(const struct api *a) {
     return a->n_works;
 }
 
+bool api_finish(struct api *a) {
+    http_stop_accepting(a->http);
+    return http_owed(a->http) > 0;
+}
+
 void api_drain(struct api *a) {
     if (a->draining) return;
     a->draining = true;

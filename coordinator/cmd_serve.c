@@ -31,6 +31,7 @@
 #include "proto/log.h"
 
 #define FLUSH_BOUND_US 2000000 /* from the engine's end to closing connections */
+#define DOOR_BOUND_US  300000  /* from the last new connection to closing connections */
 #define FLUSH_LOOK_MS  10
 #define LINKS_S        45  /* a link check, with the start of its processes */
 #define DEBRIS_AGE_S   60  /* who makes a file maps it sooner */
@@ -49,7 +50,7 @@ struct serve {
     struct tok *tok;
     struct engine *engine;
     struct api *api;
-    uint64_t start_ns, flush_ns;
+    uint64_t start_ns, flush_ns, door_ns;
     int asked; /* how often */
     bool told_ready, hurry, ending, reaps;
     int exit_code;
@@ -103,10 +104,19 @@ static void close_api(struct serve *s) {
         on_api_stopped(s);
 }
 
+/* Answers that are being written, and then whoever was let in before the door closed and has not
+ * been told yet that nobody serves here any more. */
+static bool owes_answers(struct serve *s) {
+    uint64_t now_ns = uv_hrtime();
+    if (!s->api || s->hurry || now_ns - s->flush_ns >= FLUSH_BOUND_US * 1000ull) return false;
+    if (api_in_progress(s->api) > 0) return true;
+    if (!s->door_ns) s->door_ns = now_ns;
+    return api_finish(s->api) && now_ns - s->door_ns < DOOR_BOUND_US * 1000ull;
+}
+
 static void on_flush(uv_timer_t *t) {
     struct serve *s = t->data;
-    uint64_t waited_us = (uv_hrtime() - s->flush_ns) / 1000;
-    if (s->api && api_in_progress(s->api) > 0 && waited_us < FLUSH_BOUND_US && !s->hurry) return;
+    if (owes_answers(s)) return;
     uv_timer_stop(t);
     close_api(s);
 }

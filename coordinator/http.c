@@ -27,9 +27,14 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "proto/log.h"
+
+#define BACKLOG       1024
+#define DRAIN_IDLE_MS 1000 /* idle for less, a request may be on its way: it gets its answer */
 
 static void on_todo(uv_idle_t *idle);
 static void conn_close(struct conn *c);
@@ -399,17 +404,12 @@ static void conn_close(struct conn *c) {
         uv_close((uv_handle_t *)&c->tcp, on_conn_closed);
 }
 
-static void on_connection(uv_stream_t *listener, int status) {
-    struct http_server *s = listener->data;
-    if (status < 0) { /* out of descriptors: libuv has dropped the newcomer, the rest goes on */
-        if (!(s->accept_failures++ % 1000))
-            log_warn("http-accept-failed", "error=%s count=%llu", uv_err_name(status),
-                     (unsigned long long)s->accept_failures);
-        return;
-    }
+/* fd: accepted by ourselves; -1: libuv has it. */
+static void take_connection(struct http_server *s, int fd) {
     struct conn *c = calloc(1, sizeof *c);
     if (!c || uv_tcp_init(s->loop, &c->tcp)) {
         free(c);
+        if (fd >= 0) close(fd);
         log_warn("http-accept-failed", "error=nomem");
         return;
     }
@@ -421,7 +421,9 @@ static void on_connection(uv_stream_t *listener, int status) {
     s->conns = c;
     s->n_conns++;
     c->since_ms = c->progress_ms = uv_now(s->loop);
-    if (uv_accept(listener, (uv_stream_t *)&c->tcp)) {
+    if (fd >= 0 ? uv_tcp_open(&c->tcp, fd)
+                : uv_accept((uv_stream_t *)&s->listener, (uv_stream_t *)&c->tcp)) {
+        if (fd >= 0) close(fd);
         conn_close(c);
         return;
     }
@@ -431,6 +433,28 @@ static void on_connection(uv_stream_t *listener, int status) {
         conn_close(c); /* so many that they cannot even be told */
     else if (s->n_conns > s->conns_max)
         conn_refuse(c, 503, "Too many connections; try again.");
+}
+
+static void on_connection(uv_stream_t *listener, int status) {
+    struct http_server *s = listener->data;
+    if (status == 0) {
+        take_connection(s, -1);
+        return;
+    }
+    /* out of descriptors: libuv has dropped the newcomer, the rest goes on */
+    if (!(s->accept_failures++ % 1000))
+        log_warn("http-accept-failed", "error=%s count=%llu", uv_err_name(status),
+                 (unsigned long long)s->accept_failures);
+}
+
+/* Who stands at the door is let in: with the listening socket the kernel resets them. */
+static void take_waiting(struct http_server *s) {
+    int door, fd;
+    if (uv_fileno((uv_handle_t *)&s->listener, &door)) return;
+    for (int i = 0; i < BACKLOG; i++) {
+        if ((fd = accept4(door, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) < 0) return;
+        take_connection(s, fd);
+    }
 }
 
 /* ---- time -------------------------------------------------------------------------------------
@@ -455,7 +479,8 @@ static void conn_look(struct conn *c, uint64_t now) {
         if (c->shut && age > LIMIT_LINGER_SECONDS * 1000u) conn_close(c);
     } else if (c->state == CONN_READING) {
         if (c->parse.phase == HTTP_PHASE_IDLE) {
-            if (age > LIMIT_IDLE_SECONDS * 1000u) conn_close(c);
+            if (c->server->draining && age > DRAIN_IDLE_MS) conn_linger(c);
+            else if (age > LIMIT_IDLE_SECONDS * 1000u) conn_close(c);
         } else if (c->parse.phase == HTTP_PHASE_HEAD) {
             if (age > LIMIT_HEADER_SECONDS * 1000u) conn_refuse(c, 408, "The head took too long.");
         } else if (age > LIMIT_BODY_SECONDS * 1000u) {
@@ -506,7 +531,7 @@ static int bind_listener(struct http_server *s, const struct http_options *o,
                        gai_strerror(rc));
     rc = uv_tcp_bind(&s->listener, list->ai_addr, 0);
     freeaddrinfo(list);
-    if (!rc) rc = uv_listen((uv_stream_t *)&s->listener, 1024, on_connection);
+    if (!rc) rc = uv_listen((uv_stream_t *)&s->listener, BACKLOG, on_connection);
     if (rc)
         return err_set(err, ERR_SETUP, "HTTP on %s port %d: expected to listen, found: %s", o->host,
                        o->port, uv_strerror(rc));
@@ -560,12 +585,21 @@ int http_connections(const struct http_server *s) {
     return s->n_conns;
 }
 
+int http_owed(const struct http_server *s) {
+    int n = 0;
+    for (const struct conn *c = s->conns; c; c = c->next)
+        n += c->state != CONN_LINGERING && !c->doomed;
+    return n;
+}
+
 void http_drain(struct http_server *s) {
+    uint64_t now = uv_now(s->loop);
     s->draining = true;
     for (struct conn *c = s->conns, *next; c; c = next) {
         next = c->next;
         c->x.close = true;
-        if (c->state == CONN_READING && c->parse.phase == HTTP_PHASE_IDLE && !c->ahead.n)
+        if (c->state == CONN_READING && c->parse.phase == HTTP_PHASE_IDLE && !c->ahead.n &&
+            now - c->since_ms > DRAIN_IDLE_MS)
             conn_linger(c);
     }
 }
@@ -573,6 +607,7 @@ void http_drain(struct http_server *s) {
 void http_stop_accepting(struct http_server *s) {
     if (!s->accepting) return;
     s->accepting = false;
+    if (!s->closing) take_waiting(s);
     uv_close((uv_handle_t *)&s->listener, on_handle_closed);
 }
 

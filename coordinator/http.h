@@ -55,9 +55,10 @@ int http_listen(struct http_server **out, uv_loop_t *loop, const struct http_opt
                 struct err_text *err);
 int http_port(const struct http_server *s);
 int http_connections(const struct http_server *s);
+int http_owed(const struct http_server *s); /* of these, such as may still get an answer */
 
-/* Keep-alive ends: every connection is closed after its present answer, idle ones at once. New
- * connections are still taken, answered once and closed. */
+/* Keep-alive ends: every connection is closed after its present answer, idle ones once they
+ * have been idle for a second. New connections are still taken, answered once and closed. */
 void http_drain(struct http_server *s);
 
 /* Closes the listening socket; connections go on. */

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import threading
 import time
-import urllib.error
 import uuid
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def restarted(tmp_path):
 
 class Asker(threading.Thread):
     """Asks one question after the other until told to stop. A refusal (503) or a closed door is tried again, as any
-    good client does; every question must get its answer."""
+    good client does by itself; every question must get its answer."""
 
     def __init__(self, server, patient):
         super().__init__(daemon=True)
@@ -94,9 +93,9 @@ class Asker(threading.Thread):
     def once(self):
         try:
             status, headers, text = self.server.http("/v1/chat/completions", body_of(question(CAPITAL, max_tokens=16)), timeout=60)
-        except (ConnectionRefusedError, urllib.error.URLError) as e:
+        except OSError as e:  # refused, or closed before it was read: a reset comes from the kernel when the door falls shut
             reason = getattr(e, "reason", e)
-            return None if isinstance(reason, ConnectionRefusedError) else repr(e)
+            return None if isinstance(reason, ConnectionError) else repr(e)
         if status == 503 and headers["Retry-After"]:
             return None
         return json.loads(text)["choices"][0]["message"]["content"] if status == 200 else f"{status} {text}"

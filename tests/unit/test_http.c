@@ -568,6 +568,40 @@ static void draining_ends_connections_after_their_answer(void **state) {
     client_close(&late);
 }
 
+/* Connected as far as the kernel is concerned, and not yet accepted: closing would reset them. */
+static void who_stands_at_the_door_when_it_closes_is_answered(void **state) {
+    UNUSED(state);
+    struct client c[3];
+    for (size_t i = 0; i < ARRAY_LEN(c); i++) {
+        connect_to(&c[i]);
+        client_send(&c[i], "GET /get HTTP/1.1\r\nHost: h\r\n\r\n");
+    }
+    assert_int_equal(http_connections(server), 0);
+    http_drain(server);
+    http_stop_accepting(server);
+    assert_int_equal(http_owed(server), ARRAY_LEN(c));
+    for (size_t i = 0; i < ARRAY_LEN(c); i++) {
+        assert_int_equal(client_status(&c[i]), 200);
+        CLIENT_WAIT(&c[i], c[i].eof);
+        client_close(&c[i]);
+    }
+    assert_int_equal(http_owed(server), 0);
+}
+
+/* Its request may be on its way. */
+static void draining_leaves_a_young_connection_its_request(void **state) {
+    UNUSED(state);
+    struct client c;
+    connect_to(&c);
+    CLIENT_WAIT(&c, http_connections(server) == 1);
+    http_drain(server);
+    client_send(&c, "GET /get HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_int_equal(client_status(&c), 200);
+    assert_true(client_has(&c, "Connection: close"));
+    CLIENT_WAIT(&c, c.eof);
+    client_close(&c);
+}
+
 static void a_connection_too_many_is_told_so_and_closed(void **state) {
     UNUSED(state);
     struct client c;
@@ -632,6 +666,8 @@ int main(void) {
         SERVER_TEST(a_client_that_does_not_read_is_cut_off_and_others_are_not),
         SERVER_TEST(the_clock_ends_what_takes_too_long),
         SERVER_TEST(draining_ends_connections_after_their_answer),
+        SERVER_TEST(who_stands_at_the_door_when_it_closes_is_answered),
+        SERVER_TEST(draining_leaves_a_young_connection_its_request),
         SERVER_TEST(a_connection_too_many_is_told_so_and_closed),
         SERVER_TEST(a_broken_stream_has_no_last_chunk),
         SERVER_TEST(an_address_in_use_is_one_sentence),
