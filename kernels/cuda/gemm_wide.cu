@@ -129,6 +129,8 @@ template <int TYPE> static constexpr __host__ __device__ int run_bytes(void) {
     return run_cols<TYPE>() / quant<TYPE>::cols * quant<TYPE>::bytes; /* of one tile */
 }
 
+#ifdef WG_HERE
+
 /* Where a tile of the product is. */
 struct wide_place {
     int job, head, matrix, rows; /* rows: number of its block of rows in the matrix */
@@ -155,8 +157,6 @@ static __device__ __forceinline__ struct wide_place wide_place(const struct wide
     p.rows -= a.mat[p.job].first;
     return p;
 }
-
-#ifdef WG_HERE
 
 /* A ring of stages: the barriers of the full ones, then of the empty ones. */
 struct wide_ring {
