@@ -97,7 +97,7 @@ static __device__ __forceinline__ float in_half(float v) {
 
 /* This row's queries, by both warpgroups. */
 static __device__ __forceinline__ void load_queries(const float *qk, uint8_t *q) {
-#pragma unroll 4
+#pragma unroll 9
     for (int i = threadIdx.x; i < HEADS * WIDTH / 8; i += 256) {
         int h = i / (WIDTH / 8), chunk = i % (WIDTH / 8);
         const float4 *src = (const float4 *)(qk + h * WIDTH + chunk * 8);
@@ -108,27 +108,39 @@ static __device__ __forceinline__ void load_queries(const float *qk, uint8_t *q)
     }
 }
 
+/* Rows of the cache of this thread's eight positions from u0 on, -1 past the end: looked up while
+ * the stage is still in use. */
+static __device__ __forceinline__ void find_rows(const int32_t *pages, const int32_t *selected,
+                                                 int u0, int n, int (&row)[8]) {
+    int first = u0 + threadIdx.x % 64 / 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int u = first + 8 * i;
+        row[i] = u < n ? (selected ? selected[u] : u) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (row[i] >= 0) row[i] = pages[row[i] / K_PAGE] * K_PAGE + row[i] % K_PAGE;
+}
+
 /* Two warps: the pairs of tiles of one stage. Eight threads to a position's row. */
 static __device__ __forceinline__ void fetch_pairs(const struct many_args &a,
                                                    const struct many_smem &s, int t, int n) {
-    int stage = (threadIdx.x - 256) / 64, tid = threadIdx.x % 64, c = tid % 8;
-    uint32_t kv = s.kv + stage * 2 * KV_TILE, parity = 1;
+    int stage = (threadIdx.x - 256) / 64, tid = threadIdx.x % 64, c = tid % 8, row[8];
+    uint32_t parity = 1, dst = s.kv + stage * 2 * KV_TILE + tid / 8 * 128 + (c ^ (tid / 8)) * 16;
+    const int32_t *pages = a.page_table + (int64_t)a.slot[t] * a.max_pages;
+    const int32_t *selected = a.selected ? a.selected + (int64_t)t * a.K : NULL;
     for (int u0 = stage * 2 * TILE; u0 < n; u0 += STAGES * 2 * TILE) {
+        find_rows(pages, selected, u0, n, row);
         mbar_wait(s.empty + 8 * stage, parity);
         parity ^= 1;
-#pragma unroll 1
-        for (int i = 0; i < 8; i++) {
-            int at = i * 8 + tid / 8, u = u0 + at;
-            bool have = u < n;
-            int64_t row = 0;
-            if (have) {
-                int pos = a.selected ? a.selected[(int64_t)t * a.K + u] : u;
-                row = cache_row(a.page_table, a.max_pages, a.slot[t], pos);
-            }
-            const __half *src = a.latent + row * WIDTH + c * 8;
-            uint32_t dst = kv + at / TILE * KV_TILE + at % TILE * 128 + (c ^ (at & 7)) * 16;
 #pragma unroll
-            for (int k = 0; k < PARTS; k++) cp_async16(dst + k * PART, src + k * 64, have);
+        for (int i = 0; i < 8; i++) {
+            const __half *src = a.latent + (int64_t)max(row[i], 0) * WIDTH + c * 8;
+#pragma unroll
+            for (int k = 0; k < PARTS; k++)
+                cp_async16(dst + i / 4 * KV_TILE + i % 4 * 1024 + k * PART, src + k * 64,
+                           row[i] >= 0);
         }
         cp_async_commit();
         cp_async_wait<0>();

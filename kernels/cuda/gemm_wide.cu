@@ -25,16 +25,17 @@
 #define WARPS    16 /* that multiply, a tile of sixteen weight rows each: four groups of four */
 #define X_STEP   64 /* columns of x per stage */
 #define X_STAGE  (GEMM_COLS * X_STEP * 2)
-#define W_STAGES 3
-#define X_STAGES 10 /* at most */
+#define W_STAGES 4
+#define RUN      256            /* columns of weights per stage */
+#define X_STAGES (RUN / X_STEP) /* so that a stage's place is known to the compiler */
 #define THREADS  (WARPS * 32 + 128)
 /* Registers of a thread: what the block starts with (96 each) goes from those that fetch to those
  * that multiply; not one more is there. */
 #define MULTIPLIES 112
 #define FETCHES    32
-#define BARRIERS 256 /* bytes */
-#define TRADE    16  /* sums of a lane that change hands at a time */
-#define TRADED   (WARPS / 2 * TRADE * 32 * 4)
+#define BARRIERS   256 /* bytes */
+#define TRADE      16  /* sums of a lane that change hands at a time */
+#define TRADED     (WARPS / 2 * TRADE * 32 * 4)
 
 struct wide_args {
     struct {
@@ -51,7 +52,7 @@ struct wide_args {
     int64_t x_head;        /* bytes */
     int x_rows;            /* rows there is room for: x's 64-column blocks are x_rows * 128 apart */
     int n_x, width, heads; /* not grouped: rows of x and of a tile */
-    int w_stages, x_stages;
+    int w_stages;
     const int32_t *seg, *list;
     uint32_t magic; /* see unpack.cuh */
 };
@@ -122,11 +123,8 @@ static void convert(struct kctx *c, struct wide_convert *a) {
 /* ---- the product --------------------------------------------------------------------------------
  */
 
-template <int TYPE> static constexpr __host__ __device__ int run_cols(void) {
-    return quant<TYPE>::cols == 256 ? 256 : 128; /* weight columns per stage */
-}
 template <int TYPE> static constexpr __host__ __device__ int run_bytes(void) {
-    return run_cols<TYPE>() / quant<TYPE>::cols * quant<TYPE>::bytes; /* of one tile */
+    return RUN / quant<TYPE>::cols * quant<TYPE>::bytes; /* of one tile */
 }
 
 #ifdef WG_HERE
@@ -168,10 +166,15 @@ struct wide_ring {
     }
 };
 
-static __device__ __forceinline__ void wide_init(const struct wide_ring &r) {
-    for (uint32_t i = 0; i < r.stages; i++) {
-        mbar_init(r.full + 8 * i, 1);
-        mbar_init(r.full + 8 * (r.stages + i), WARPS);
+/* x's ring, walked through once per run of weights. */
+struct x_ring {
+    uint32_t data, full, parity;
+};
+
+static __device__ __forceinline__ void ring_init(uint32_t full, uint32_t stages) {
+    for (uint32_t i = 0; i < stages; i++) {
+        mbar_init(full + 8 * i, 1);
+        mbar_init(full + 8 * (stages + i), WARPS);
     }
 }
 
@@ -179,8 +182,8 @@ static __device__ __forceinline__ void wide_init(const struct wide_ring &r) {
 template <int TYPE, bool PAIR>
 static __device__ __forceinline__ void fetch_weights(const struct wide_args &a,
                                                      struct wide_ring r) {
-    constexpr int RC = run_cols<TYPE>(), RB = run_bytes<TYPE>();
-    int lane = threadIdx.x & 31, runs = (a.cols + RC - 1) / RC;
+    constexpr int RB = run_bytes<TYPE>();
+    int lane = threadIdx.x & 31, runs = (a.cols + RUN - 1) / RUN;
     int64_t tile_bytes = (int64_t)(a.cols / quant<TYPE>::cols) * quant<TYPE>::bytes;
     for (int at = blockIdx.x; at < wide_tiles(a); at += gridDim.x) {
         struct wide_place p = wide_place(a, at);
@@ -189,7 +192,7 @@ static __device__ __forceinline__ void fetch_weights(const struct wide_args &a,
         const uint8_t *w = PAIR && lane >= WARPS / 2 ? a.w2 : a.mat[p.job].w;
         w += p.matrix * a.w_mat + (a.tile0 + min(tile, tiles - 1)) * tile_bytes;
         for (int run = 0; run < runs; run++) {
-            int bytes = min(RC, a.cols - run * RC) / quant<TYPE>::cols * quant<TYPE>::bytes;
+            int bytes = min(RUN, a.cols - run * RUN) / quant<TYPE>::cols * quant<TYPE>::bytes;
             mbar_wait(r.bar_empty(), r.parity ^ 1);
             if (lane == 0) mbar_expect(r.bar_full(), WARPS * bytes);
             __syncwarp();
@@ -201,20 +204,25 @@ static __device__ __forceinline__ void fetch_weights(const struct wide_args &a,
     }
 }
 
-/* One thread: rows of x. */
-static __device__ __forceinline__ void fetch_x(const struct wide_args &a, struct wide_ring r) {
-    int steps = (a.cols + X_STEP - 1) / X_STEP;
+/* One thread: rows of x, RUN columns at a time; what lies past the last column is an empty stage.
+ */
+static __device__ __forceinline__ void fetch_x(const struct wide_args &a, const struct x_ring &x) {
+    uint32_t parity = 1;
     for (int at = blockIdx.x; at < wide_tiles(a); at += gridDim.x) {
         struct wide_place p = wide_place(a, at);
-        const uint8_t *x = a.x + p.head * a.x_head + (int64_t)p.x0 * 128;
+        const uint8_t *src = a.x + p.head * a.x_head + (int64_t)p.x0 * 128;
         int bytes = (p.n + 7) / 8 * 8 * 128;
-        for (int step = 0; step < steps; step++) {
-            mbar_wait(r.bar_empty(), r.parity ^ 1);
-            mbar_expect(r.bar_full(), bytes);
-            bulk_load(r.data + r.at * X_STAGE, x + (int64_t)step * a.x_rows * 128, bytes,
-                      r.bar_full());
-            r.step();
-        }
+        for (int left = a.cols; left > 0; left -= RUN, parity ^= 1)
+            for (int s = 0; s < X_STAGES; s++) {
+                mbar_wait(x.full + 8 * (X_STAGES + s), parity);
+                if (left <= s * X_STEP) {
+                    mbar_arrive(x.full + 8 * s);
+                    continue;
+                }
+                mbar_expect(x.full + 8 * s, bytes);
+                bulk_load(x.data + s * X_STAGE, src, bytes, x.full + 8 * s);
+                src += (int64_t)a.x_rows * 128;
+            }
     }
 }
 
@@ -228,12 +236,12 @@ static __device__ __forceinline__ void products(float (&acc)[GEMM_COLS / 2],
     wg_commit();
 }
 
-/* One stage of x: its columns are columns 64 s .. 64 s + 63 of the weights at `cell`, of which `left`
- * are real. */
+/* One stage of x: its columns are columns 64 s .. 64 s + 63 of the weights at `cell`, of which
+ * `left` are real. */
 template <int TYPE, int N>
 static __device__ __forceinline__ void step(const struct wide_args &a, const uint8_t *cell,
                                             const struct cell_scales<TYPE> &sc, int s, int left,
-                                            struct wide_ring &x, float (&acc)[GEMM_COLS / 2]) {
+                                            const struct x_ring &x, float (&acc)[GEMM_COLS / 2]) {
     int lane = threadIdx.x & 31;
     uint32_t op[2][8];
     if constexpr (quant<TYPE>::cols == 256) {
@@ -251,31 +259,36 @@ static __device__ __forceinline__ void step(const struct wide_args &a, const uin
         for (int h = 0; h < 2; h++)
             unpack_q8(cell + (2 * s + h) * quant<TYPE>::bytes, lane, left > 32 * h, op[h]);
     }
-    mbar_wait(x.bar_full(), x.parity);
-    products<N>(acc, op, wg_tile(x.data + x.at * X_STAGE));
+    mbar_wait(x.full + 8 * s, x.parity);
+    products<N>(acc, op, wg_tile(x.data + s * X_STAGE));
     wg_wait<0>();
-    if (lane == 0) mbar_arrive(x.bar_empty());
-    x.step();
+    if (lane == 0) mbar_arrive(x.full + 8 * (X_STAGES + s));
 }
 
 /* One warp's sixteen rows times N rows of x. While a group of warps waits for its products of 64
  * columns, the others unpack: four groups keep the tensor cores busy. */
 template <int TYPE, int N>
 static __device__ __forceinline__ void multiply(const struct wide_args &a, const uint8_t *w_data,
-                                                struct wide_ring &w, struct wide_ring &x,
+                                                struct wide_ring &w, struct x_ring &x,
                                                 float (&acc)[GEMM_COLS / 2]) {
-    constexpr int RC = run_cols<TYPE>(), RB = run_bytes<TYPE>();
+    constexpr int RB = run_bytes<TYPE>();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 #pragma unroll 1
-    for (int left = a.cols; left > 0; left -= RC) {
+    for (int left = a.cols; left > 0; left -= RUN) {
         mbar_wait(w.bar_full(), w.parity);
         const uint8_t *cell = w_data + (w.at * WARPS + warp) * RB;
         struct cell_scales<TYPE> sc;
         sc.load(cell, lane);
 #pragma unroll
-        for (int s = 0; s < RC / X_STEP; s++)
-            if (quant<TYPE>::cols == 256 || s == 0 || left > s * X_STEP)
+        for (int s = 0; s < X_STAGES; s++) {
+            if (quant<TYPE>::cols == 256 || left > s * X_STEP) {
                 step<TYPE, N>(a, cell, sc, s, left - s * X_STEP, x, acc);
+            } else {
+                mbar_wait(x.full + 8 * s, x.parity);
+                if (lane == 0) mbar_arrive(x.full + 8 * (X_STAGES + s));
+            }
+        }
+        x.parity ^= 1;
         __syncwarp();
         if (lane == 0) mbar_arrive(w.bar_empty());
         w.step();
@@ -339,16 +352,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ struct wide_args a) {
 #ifdef WG_HERE
     extern __shared__ __align__(1024) uint8_t smem[];
-    struct wide_ring x = {smem_addr(smem), 0, (uint32_t)a.x_stages, 0, 0};
-    uint8_t *w_data = smem + a.x_stages * X_STAGE;
+    uint8_t *w_data = smem + X_STAGES * X_STAGE;
     struct wide_ring w = {smem_addr(w_data), 0, (uint32_t)a.w_stages, 0, 0};
-    x.full = w.data + a.w_stages * WARPS * run_bytes<TYPE>();
-    w.full = x.full + 16 * x.stages;
+    struct x_ring x = {smem_addr(smem), w.data + a.w_stages * WARPS * run_bytes<TYPE>(), 0};
+    w.full = x.full + 16 * X_STAGES;
     float *shelf = (float *)(w_data + a.w_stages * WARPS * run_bytes<TYPE>() + BARRIERS);
     int warp = threadIdx.x >> 5;
     if (threadIdx.x == 0) {
-        wide_init(x);
-        wide_init(w);
+        ring_init(x.full, X_STAGES);
+        ring_init(w.full, w.stages);
         mbar_init_fence();
     }
     __syncthreads();
@@ -368,13 +380,26 @@ static __global__ void __launch_bounds__(THREADS, 1)
             for (int k = 0; k < GEMM_COLS / 2; k++) acc[k] = 0;
             switch ((wide_place(a, at).n + 15) / 16) {
             case 1:
-            case 2: multiply<TYPE, 32>(a, w_data, w, x, acc); break;
-            case 3: multiply<TYPE, 48>(a, w_data, w, x, acc); break;
-            case 4: multiply<TYPE, 64>(a, w_data, w, x, acc); break;
-            case 5: multiply<TYPE, 80>(a, w_data, w, x, acc); break;
-            case 6: multiply<TYPE, 96>(a, w_data, w, x, acc); break;
-            case 7: multiply<TYPE, 112>(a, w_data, w, x, acc); break;
-            default: multiply<TYPE, 128>(a, w_data, w, x, acc);
+            case 2:
+                multiply<TYPE, 32>(a, w_data, w, x, acc);
+                break;
+            case 3:
+                multiply<TYPE, 48>(a, w_data, w, x, acc);
+                break;
+            case 4:
+                multiply<TYPE, 64>(a, w_data, w, x, acc);
+                break;
+            case 5:
+                multiply<TYPE, 80>(a, w_data, w, x, acc);
+                break;
+            case 6:
+                multiply<TYPE, 96>(a, w_data, w, x, acc);
+                break;
+            case 7:
+                multiply<TYPE, 112>(a, w_data, w, x, acc);
+                break;
+            default:
+                multiply<TYPE, 128>(a, w_data, w, x, acc);
             }
             write_tile<PAIR>(a, at, acc, shelf);
         }
@@ -387,8 +412,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <int TYPE> static void wide_launch(struct kctx *c, struct wide_args *a, int64_t tiles) {
     int w_stage = WARPS * run_bytes<TYPE>(), room = c->smem_block - BARRIERS - (a->w2 ? TRADED : 0);
-    a->w_stages = std::min(W_STAGES, room / 8 * 5 / w_stage);
-    a->x_stages = std::min(X_STAGES, (room - a->w_stages * w_stage) / X_STAGE);
+    a->w_stages = std::min(W_STAGES, (room - X_STAGES * X_STAGE) / w_stage);
     a->magic = 0x64006400;
     launch(c, a->w2 ? wide_kernel<TYPE, true> : wide_kernel<TYPE, false>,
            (unsigned)std::min<int64_t>(tiles, c->sms), THREADS, (size_t)c->smem_block, *a);

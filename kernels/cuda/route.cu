@@ -112,6 +112,20 @@ static __device__ void route_row(const struct route_args &a, int t, float *score
 
 /* ---- sorting ------------------------------------------------------------------------------- */
 
+/* f(i, ids[i]) for this thread's share of the n pairs that have an expert; eight loads at a time. */
+template <typename F>
+static __device__ __forceinline__ void each_pair(const int32_t *ids, int n, F f) {
+    int step = blockDim.x;
+    for (int i0 = threadIdx.x; i0 < n; i0 += 8 * step) {
+        int e[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) e[k] = i0 + k * step < n ? ids[i0 + k * step] : -1;
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (e[k] >= 0) f(i0 + k * step, e[k]);
+    }
+}
+
 /* Pairs to segments of at most `width`, an expert's of equal lengths (but for the last) that are
  * multiples of eight. One block; count: 3 * E ints of shared memory. few: the order within an
  * expert is that of the pairs. Many: an expert's first place is a multiple of eight, -1 in gaps. */
@@ -121,8 +135,7 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
     int32_t *first = count + E, *cursor = count + 2 * E;
     for (int e = threadIdx.x; e < E; e += blockDim.x) count[e] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x)
-        if (ids[i] >= 0) atomicAdd(&count[ids[i]], 1);
+    each_pair(ids, n, [&](int, int e) { atomicAdd(&count[e], 1); });
     __syncthreads();
     if (threadIdx.x < 32) {
         int per = (E + 31) / 32, e0 = threadIdx.x * per, e1 = min(E, e0 + per);
@@ -152,9 +165,7 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        int e = ids[i];
-        if (e < 0) continue;
+    each_pair(ids, n, [&](int i, int e) {
         int rank = 0;
         if (few) {
             for (int k = 0; k < i; k++) rank += ids[k] == e;
@@ -163,7 +174,7 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
             rank = atomicAdd(&cursor[e], 1);
         }
         list[rank] = i;
-    }
+    });
 }
 
 /* Few rows: everything in one block, a warp per row. */

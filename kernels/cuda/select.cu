@@ -4,8 +4,8 @@
  * Limits: none.  Tested by: tests/gpu/check_ops.c
  *
  * Two kernels: score(u) for a run of positions per warp on the tensor cores (keys in half
- * precision are the A operand straight from the cache, the queries B from shared memory), then one
- * block per row that finds the K-th largest digit by digit (11, 11, 10 bits, as the CPU does) and
+ * precision are the A operand straight from the cache, the queries B from shared memory; many rows
+ * share the keys they have in common), then one block per row that finds the K-th largest digit by digit (11, 11, 10 bits, as the CPU does) and
  * writes the chosen positions in ascending order. While every context fits into K positions, one
  * small kernel writes them all out instead. Rows are taken in groups so that the scores stay within
  * SCORE_BYTES.
@@ -19,6 +19,7 @@
 #define SCORE_BYTES ((size_t)256 << 20)
 #define WARP_POSITIONS 32
 #define SCORE_WARPS 8
+#define MANY_ROWS   16 /* of a step, from which on they share keys */
 
 struct select_args {
     const int32_t *pos, *slot, *page_table;
@@ -32,7 +33,7 @@ struct select_args {
 
 static int64_t score_stride(int64_t context) { return ceil_div(context, 256) * 256; }
 
-static int score_rows(int64_t context, int rows) {
+static int rows_at_once(int64_t context, int rows) {
     int64_t fit = (int64_t)(SCORE_BYTES / sizeof(float)) / score_stride(context);
     return (int)std::max<int64_t>(1, std::min<int64_t>(fit, rows));
 }
@@ -107,6 +108,128 @@ static __global__ void __launch_bounds__(SCORE_WARPS * 32)
     }
 }
 
+/* The same for many rows, which read the same keys when they are of one sequence: a warp holds 32
+ * positions' keys in registers for ROWS rows. Keys of 128 values. */
+#define ROWS      4
+#define KEY       128
+#define Q_STRIDE  (KEY + 32)
+#define POSITIONS 1024 /* of a block, SCORE_WARPS * WARP_POSITIONS at a time */
+
+struct score_rows {
+    __half *q; /* [ROWS, heads padded to 8, Q_STRIDE] */
+    float *w;  /* [ROWS, heads padded to 8] */
+    int tiles, slot[ROWS];
+    int n[ROWS], end[ROWS]; /* positions of a row; of the rows here of its sequence */
+};
+
+/* scores of positions u0 + 16 m + g and + 8 of row r */
+static __device__ __forceinline__ void score_row(const struct select_args &a,
+                                                 const struct score_rows &s, int r, int u0,
+                                                 const uint4 (&key)[2][2][4]) {
+    int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    const __half *qs = s.q + r * s.tiles * 8 * Q_STRIDE + g * Q_STRIDE + 8 * q;
+    const float *ws = s.w + r * s.tiles * 8 + 2 * q;
+    float sum[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll 2
+    for (int j = 0; j < s.tiles; j++) {
+        float c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+#pragma unroll
+        for (int k = 0; k < KEY / 32; k++) {
+            uint4 b = *(const uint4 *)(qs + 8 * j * Q_STRIDE + 32 * k);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                uint4 x = key[m][0][k], y = key[m][1][k];
+                mma16816(c[m], x.x, y.x, x.y, y.y, b.x, b.y);
+                mma16816(c[m], x.z, y.z, x.w, y.w, b.z, b.w);
+            }
+        }
+        float w0 = ws[8 * j], w1 = ws[8 * j + 1];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                sum[m][h] += w0 * fmaxf(c[m][2 * h], 0.f) + w1 * fmaxf(c[m][2 * h + 1], 0.f);
+    }
+    float *out = a.scores + (int64_t)(blockIdx.y * ROWS + r) * a.stride;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float v = sum[m][h];
+            v += __shfl_xor_sync(~0u, v, 1);
+            v += __shfl_xor_sync(~0u, v, 2);
+            int u = u0 + 16 * m + 8 * h + g;
+            if (q == h && u < s.n[r]) out[u] = v;
+        }
+}
+
+static __global__ void __launch_bounds__(SCORE_WARPS * 32, 2)
+    score_many_kernel(const __grid_constant__ struct select_args a) {
+    extern __shared__ __align__(16) uint8_t many[];
+    struct score_rows s;
+    gdc_trigger();
+    gdc_wait();
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, most = 0;
+    int row0 = blockIdx.y * ROWS, first = blockIdx.x * POSITIONS;
+    s.tiles = (a.heads + 7) / 8;
+    s.q = (__half *)many;
+    s.w = (float *)(s.q + ROWS * s.tiles * 8 * Q_STRIDE);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        int t = a.row0 + row0 + r;
+        s.slot[r] = row0 + r < a.n_rows ? a.slot[t] : -1;
+        s.n[r] = s.slot[r] < 0 ? 0 : a.pos[t] + 1;
+        if (s.n[r] <= a.K) s.n[r] = 0; /* everything is selected */
+        most = max(most, s.n[r]);
+    }
+    if (first >= most) return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        s.end[r] = s.n[r];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (s.slot[i] == s.slot[r]) s.end[r] = max(s.end[r], s.n[i]);
+    }
+    for (int i = threadIdx.x; i < ROWS * s.tiles * 8 * (KEY / 4); i += blockDim.x) {
+        int h = i / (KEY / 4), k = i % (KEY / 4) * 4;
+        int r = h / (s.tiles * 8), head = h % (s.tiles * 8);
+        float4 v = make_float4(0, 0, 0, 0);
+        if (row0 + r < a.n_rows && head < a.heads)
+            v = *(const float4 *)(a.iq + ((int64_t)(a.row0 + row0 + r) * a.heads + head) * KEY + k);
+        __half *to = s.q + h * Q_STRIDE + k;
+        to[0] = cache_element<__half>(v.x), to[1] = cache_element<__half>(v.y);
+        to[2] = cache_element<__half>(v.z), to[3] = cache_element<__half>(v.w);
+    }
+    for (int h = threadIdx.x; h < ROWS * s.tiles * 8; h += blockDim.x) {
+        int r = h / (s.tiles * 8), head = h % (s.tiles * 8);
+        bool have = row0 + r < a.n_rows && head < a.heads;
+        s.w[h] = have ? a.w[(int64_t)(a.row0 + row0 + r) * a.heads + head] * a.factor : 0;
+    }
+    __syncthreads();
+    int end = min(most, first + POSITIONS);
+    for (int u0 = first + warp * WARP_POSITIONS; u0 < end; u0 += SCORE_WARPS * WARP_POSITIONS) {
+        uint4 key[2][2][4];
+        int held = -1;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (u0 >= s.n[r]) continue;
+            if (held != s.slot[r]) {
+                held = s.slot[r];
+#pragma unroll
+                for (int i = 0; i < 4; i++) { /* past the end: any key that exists */
+                    int u = min(u0 + 8 * i + g, s.end[r] - 1);
+                    const __half *src = (const __half *)a.keys +
+                                        cache_row(a.page_table, a.max_pages, held, u) * KEY + 8 * q;
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        key[i / 2][i % 2][k] = *(const uint4 *)(src + 32 * k);
+                }
+            }
+            score_row(a, s, r, u0, key);
+        }
+    }
+}
+
 /* Any element type and width, a thread per position. */
 template <typename E>
 static __global__ void __launch_bounds__(256)
@@ -167,11 +290,17 @@ void cuda_select(struct kctx *c, const struct kop_select *o) {
     bool fast = !cuda_cache_f32() && d->ix_dim % 32 == 0 && d->ix_heads <= 256;
     size_t fast_smem = (size_t)ceil_div(d->ix_heads, 8) * 8 * (size_t)(d->ix_dim + 32) * 2;
     size_t plain_smem = (size_t)(d->ix_heads * d->ix_dim) * sizeof(float);
-    int step = score_rows(context, T);
+    bool many = fast && d->ix_dim == KEY && T >= MANY_ROWS && d->ix_heads <= 64;
+    size_t many_smem = (size_t)ROWS * (size_t)ceil_div(d->ix_heads, 8) * 8 * (Q_STRIDE * 2 + 4);
+    int step = rows_at_once(context, T);
     for (a.row0 = 0; a.row0 < T; a.row0 += step) {
         a.n_rows = std::min(step, T - a.row0);
         dim3 grid((unsigned)ceil_div(context, 256), (unsigned)a.n_rows);
-        if (fast) launch(c, score_kernel, grid, SCORE_WARPS * 32, fast_smem, a);
+        if (many)
+            launch(c, score_many_kernel,
+                   dim3((unsigned)ceil_div(context, POSITIONS), (unsigned)ceil_div(a.n_rows, ROWS)),
+                   SCORE_WARPS * 32, many_smem, a);
+        else if (fast) launch(c, score_kernel, grid, SCORE_WARPS * 32, fast_smem, a);
         else if (cuda_cache_f32())
             launch(c, score_plain_kernel<float>, grid, 256, plain_smem, a);
         else launch(c, score_plain_kernel<__half>, grid, 256, plain_smem, a);
@@ -181,6 +310,7 @@ void cuda_select(struct kctx *c, const struct kop_select *o) {
 
 void cuda_select_init(struct kctx *c) {
     allow_smem(score_kernel, (size_t)c->smem_block - 2048);
+    allow_smem(score_many_kernel, (size_t)c->smem_block);
     allow_smem(score_plain_kernel<float>, (size_t)c->smem_block);
     allow_smem(score_plain_kernel<__half>, (size_t)c->smem_block);
 }

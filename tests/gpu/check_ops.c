@@ -279,7 +279,7 @@ static void one_attention(const struct attention *a, int T, bool selected) {
 
     for (int t = 0; t < T; t++) {
         pos[t] = t == 0 ? n - 1 : random_below(n);
-        slot[t] = t == 1 ? -1 : t % 2;
+        slot[t] = t == 1 ? -1 : t / 3 % 2; /* neighbours share a sequence, or not */
     }
     struct rows r = fill;
     struct both posb = both_ints(T, pos), slotb = both_ints(T, slot);
