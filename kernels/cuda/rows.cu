@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     y += (int64_t)blockIdx.x * width;
     if (add) add += (int64_t)blockIdx.x * width;
 #pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) { /* rehearsed once, as in gemv.cu */
+    for (int pass = image ? 0 : 1; pass < 2; pass++) { /* few rows rehearse, as in gemv.cu */
         bool real = pass == 1;
         if (real) gdc_wait();
         float sum = 0;
