@@ -22,6 +22,7 @@
 
 #include "coordinator/child.h"
 #include "coordinator/cmd.h"
+#include "coordinator/device_thread.h"
 #include "coordinator/gpus.h"
 #include "coordinator/proc.h"
 #include "coordinator/reclaim.h"
@@ -83,7 +84,7 @@ static int read_options(struct guard *g, int argc, char **argv, struct err_text 
 static int open_memory(struct guard *g, struct err_text *err) {
     bool cpu = g->device && !strcmp(g->device, "cpu");
     const char *source = g->source ? g->source : cpu ? "none" : "nvml";
-    int rc = device_memory_open(&g->memory, source, err);
+    int rc = device_thread_open(&g->memory, source, DEVICE_OPEN_MS, err);
     if (rc != ERR_NOT_FOUND) return rc;
     log_info("no_device_memory", "why=\"%s\"", err->text);
     return device_memory_open(&g->memory, "none", err);
@@ -125,7 +126,7 @@ static int others(const struct guard *g, bool tell) {
         struct device_sample s;
         if (!g->gate.on_device[d]) continue;
         device_memory_look(&g->memory, d, now_us(), &s);
-        n += s.n_holders + s.n_unlisted;
+        n += s.n_holders + s.n_unlisted + (s.health == DEVICE_SILENT); /* then nothing is known */
         for (int i = 0; tell && i < s.n_holders; i++) {
             char name[64];
             proc_name(s.holders[i].pid, name, sizeof name);
@@ -217,5 +218,5 @@ int cmd_guard(int argc, char **argv) {
     if (g.memory.ops) device_memory_close(&g.memory);
     if (rc >= 0) return rc;
     fprintf(stderr, "octavo guard: %s\n", err.text);
-    return EXIT_SETUP;
+    return rc == ERR_TIMEOUT ? EXIT_DEVICE : EXIT_SETUP;
 }

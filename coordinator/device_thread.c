@@ -200,6 +200,7 @@ static struct device_thread *new_thread(const char *source) {
 
 int device_thread_open(struct device_memory *m, const char *source, int bound_ms,
                        struct err_text *err) {
+    if (strcmp(source, "nvml")) return device_memory_open(m, source, err);
     struct device_thread *t = new_thread(source);
     if (!t) return err_set(err, ERR_NOMEM, "device memory: expected a thread, found none");
     pthread_mutex_lock(&t->mutex);

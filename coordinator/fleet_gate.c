@@ -16,7 +16,6 @@
 #include "coordinator/gpus.h"
 #include "proto/log.h"
 
-#define OPEN_MS          20000 /* the driver's own start; it is waited for before anything else is */
 #define WATCH_LOADING_US 250000ull
 #define WATCH_READY_US   (SECOND_US / 2)
 
@@ -26,8 +25,7 @@ int fleet_gate_open(struct fleet *f, struct err_text *err) {
     const char *source = o->device_memory ? o->device_memory : cuda ? "nvml" : "none";
     struct reclaim_host host = reclaim_host_here(f->launch.cookie);
     struct err_text why = {0};
-    int rc = strcmp(source, "nvml") ? device_memory_open(&f->memory, source, &why)
-                                    : device_thread_open(&f->memory, source, OPEN_MS, &why);
+    int rc = device_thread_open(&f->memory, source, DEVICE_OPEN_MS, &why);
     if (rc == ERR_NOT_FOUND) /* still serves; a restart may then meet memory that is not back yet */
         log_warn("no_device_memory", "why=\"%s\"", why.text);
     else if (rc < 0) return err_set(err, rc == ERR_TIMEOUT ? rc : ERR_SETUP, "%s", why.text);

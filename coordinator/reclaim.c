@@ -255,6 +255,7 @@ void reclaim_look_at(struct reclaim *r, const bool on[DEVICE_MAX]) {
 /* What keeps the gate shut, the worst found so far. */
 struct blame {
     enum reclaim_verdict verdict; /* RETURNED: nothing */
+    bool silent;                  /* a device has not answered, so nothing is known of it */
     char sentence[256];
 };
 
@@ -439,6 +440,9 @@ static void judge_device(struct reclaim *r, int device, uint64_t now_us, struct 
     if (s.health == DEVICE_LOST) {
         device_memory_describe(r->memory, device, text, sizeof text);
         blame(b, RECLAIM_LOST, "device %d (%.120s) is lost: %.100s", device, text, s.error);
+    } else if (s.health == DEVICE_SILENT) {
+        blame(b, RECLAIM_HELD_BY_NOBODY, "device %d: %.160s", device, s.error);
+        b->silent = true;
     } else if (s.health != DEVICE_FINE)
         blame(b, RECLAIM_HELD_BY_NOBODY, "device %d cannot be read: %.160s", device, s.error);
     else if (r->starting) judge_at_start(r, device, &s, now_us, b);
@@ -468,7 +472,7 @@ enum reclaim_verdict reclaim_poll(struct reclaim *r, uint64_t now_us) {
     for (int d = 0; d < DEVICE_MAX; d++)
         if (r->on_device[d]) judge_device(r, d, now_us, &b);
     bool late = now_us - r->begun_us >= r->bound_us;
-    if (late && r->starting && b.verdict == RECLAIM_HELD_BY_NOBODY) {
+    if (late && r->starting && b.verdict == RECLAIM_HELD_BY_NOBODY && !b.silent) {
         log_warn("reclaim_start", "why=\"%s\"", b.sentence); /* loading will tell whether it matters */
         b.verdict = RECLAIM_RETURNED;
     }

@@ -1,6 +1,7 @@
 """A driver that does not return from a call: the service goes on, says so, and does not wait for ever."""
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -13,9 +14,12 @@ def stuck(tmp_path):
     return tmp_path / "stuck"
 
 
+def driver(stuck):
+    return dict(OCTAVO_NVML=str(BUILD / "libfake-nvml.so"), FAKE_NVML_DEVICES="1", FAKE_NVML_HANG=str(stuck))
+
+
 def start(launch, stuck, *options):
-    return launch("--device-memory", "nvml", *options, tp=2, env=dict(
-        OCTAVO_NVML=str(BUILD / "libfake-nvml.so"), FAKE_NVML_DEVICES="1", FAKE_NVML_HANG=str(stuck))).wait_ready()
+    return launch("--device-memory", "nvml", *options, tp=2, env=driver(stuck)).wait_ready()
 
 
 def waits(server):
@@ -49,3 +53,14 @@ def test_a_driver_that_stays_stuck_ends_the_service_with_3(launch, stuck):
     assert server.wait_end(20) == 3, server.log_end()
     assert "verdict=held_by_nobody" in server.log() and "the driver has not answered" in server.log(), server.log_end()
     server.check_clean()
+
+
+def test_a_start_into_a_stuck_driver_is_3(launch, stuck):
+    """Who does not know what is held cannot say that nothing is."""
+    stuck.touch()
+    server = launch("--device-memory", "nvml", "--reclaim-timeout", 1, tp=1, env=driver(stuck))
+    assert server.wait_end(20) == 3, server.log_end()
+    server.check_clean()
+    guard = subprocess.run([BUILD / "octavo", "guard", "--device-memory", "nvml", "--reclaim-timeout", "1"], capture_output=True, text=True,
+                           timeout=60 * PATIENCE, env=os.environ | driver(stuck))
+    assert guard.returncode == 3 and "has not answered" in guard.stdout + guard.stderr, (guard.returncode, guard.stdout, guard.stderr)

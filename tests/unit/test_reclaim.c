@@ -322,6 +322,36 @@ static void a_device_that_is_never_read_ends_as_held_by_nobody(void **state) {
     expect(RECLAIM_HELD_BY_NOBODY, BOUND);
 }
 
+/* At a start too: who does not know what is held cannot say that nothing is. */
+static void a_driver_that_is_silent_ends_as_held_by_nobody(void **state) {
+    UNUSED(state);
+    for (int starting = 0; starting <= 1; starting++) {
+        if (starting) reclaim_begin_start(&gate, 1, 0);
+        else {
+            live(&rank0, 1);
+            reclaim_begin(&gate, &rank0, 1, 0);
+        }
+        device_sample_fail(&world.device[0], DEVICE_SILENT, "the driver has not answered for 1.0 s");
+        expect(RECLAIM_WAITING, SECOND);
+        expect_sentence("device 0: the driver has not answered for 1.0 s");
+        expect(RECLAIM_HELD_BY_NOBODY, BOUND);
+    }
+}
+
+/* What was asked before a death says nothing of what came after it. */
+static void an_answer_of_before_the_death_does_not_count(void **state) {
+    UNUSED(state);
+    live(&rank0, 1);
+    end_process(100);
+    unlist(0, 100);
+    give_back(0, 9000 * M);
+    world.device[0].asked_us = 4 * SECOND;
+    reclaim_begin(&gate, &rank0, 1, 5 * SECOND);
+    expect(RECLAIM_WAITING, 5 * SECOND);
+    world.device[0].asked_us = 5 * SECOND;
+    expect(RECLAIM_RETURNED, 6 * SECOND);
+}
+
 static void the_pid_of_the_dead_given_to_another_is_not_the_dead(void **state) {
     UNUSED(state);
     live(&rank0, 1);
@@ -748,6 +778,8 @@ int main(void) {
         GATE(a_lost_device_ends_the_waiting),
         GATE(a_device_that_cannot_be_read_is_asked_again),
         GATE(a_device_that_is_never_read_ends_as_held_by_nobody),
+        GATE(a_driver_that_is_silent_ends_as_held_by_nobody),
+        GATE(an_answer_of_before_the_death_does_not_count),
         GATE(the_pid_of_the_dead_given_to_another_is_not_the_dead),
         GATE(the_pid_of_the_dead_with_our_memory_is_a_stranger),
         GATE(of_two_ranks_on_a_device_one_dies_and_the_other_stays),
