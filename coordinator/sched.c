@@ -214,6 +214,15 @@ static bool fits(const struct sched *s, const struct seq *q, int32_t n_found, in
     return s->n_running < s->o.max_seqs && fresh + s->n_running <= pages_room(&s->pages) - n_kept;
 }
 
+/* Sends the last of the running back for q if it is less urgent and nothing was computed for it yet. */
+static bool make_way(struct sched *s, const struct seq *q) {
+    struct seq *last = s->n_running ? &s->seqs[s->running[s->n_running - 1]] : NULL;
+    if (!last || last->priority <= q->priority || last->n_fed > last->n_found) return false;
+    sched_run_remove(s, last);
+    sched_wait_insert(s, last);
+    return true;
+}
+
 /* Lets the first of the waiting in, from *at on: it, or NULL. Those who wait for a page that is being
  * computed are passed over; nobody passes one for whom there is no room. */
 static struct seq *admit_next(struct sched *s, int32_t *at, int *passed, struct sched_plan *plan) {
@@ -225,8 +234,13 @@ static struct seq *admit_next(struct sched *s, int32_t *at, int *passed, struct 
             seq_end(s, q, ENGINE_ERROR, -1, "out of memory");
             continue;
         }
-        int32_t n_kept, n_found = sched_prefix_match(s, q, &n_kept);
-        if (!fits(s, q, n_found, n_kept)) break;
+        int32_t n_kept, n_found;
+        bool fit;
+        do { /* what is sent back may have shared what q finds */
+            n_found = sched_prefix_match(s, q, &n_kept);
+            fit = fits(s, q, n_found, n_kept);
+        } while (!fit && make_way(s, q));
+        if (!fit) break;
         if (sched_prefix_coming(s, q, n_found)) {
             ++*passed;
             continue;

@@ -40,6 +40,25 @@ static void admission_is_by_priority_then_by_arrival(void **state) {
     sim_free(m);
 }
 
+static void who_is_more_urgent_takes_the_place_of_a_prompt_that_is_not_begun(void **state) {
+    UNUSED(state);
+    struct sim *m = sim_new(16, 4, 100, 2, 64, 1200);
+    for (int i = 0; i < 6; i++) sim_submit(m, 600, 1, 5, -1, true, NULL);
+    assert_true(sim_plan(m));
+    assert_int_equal(m->s->n_running, 4); /* of which only some are begun */
+    struct req *urgent = sim_submit(m, 30, 1, 0, -1, true, NULL);
+    assert_true(sim_plan(m));
+    sim_answer(m);
+    sim_answer(m);
+    assert_int_equal(urgent->ends, 1);
+    struct sched_counts c;
+    sched_counts(m->s, &c);
+    assert_int_equal(c.preemptions, 0); /* nothing is computed twice */
+    sim_drain(m);
+    assert_int_equal(m->rows_fed, 6 * 600 + 30);
+    sim_free(m);
+}
+
 static void a_full_queue_refuses_in_requests_and_in_tokens(void **state) {
     UNUSED(state);
     struct sim *m = sim_new(3, 1, 100, 1, 64, 1200);
@@ -324,6 +343,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_rows_come_first_and_prompts_share_the_rest_of_the_budget),
         cmocka_unit_test(admission_is_by_priority_then_by_arrival),
+        cmocka_unit_test(who_is_more_urgent_takes_the_place_of_a_prompt_that_is_not_begun),
         cmocka_unit_test(a_full_queue_refuses_in_requests_and_in_tokens),
         cmocka_unit_test(when_to_come_back_follows_what_is_owed_and_the_measured_rate),
         cmocka_unit_test(who_has_had_his_time_ends_waiting_or_running),
