@@ -8,8 +8,8 @@
  * (quant.cuh's order), once for up to 128 rows of x: no dequantised copy exists anywhere, not even in
  * shared memory. Each warp owns two tiles of sixteen rows and streams them through a ring of its own;
  * the rows of x are converted to half precision once, by a kernel of their own, and staged for the
- * whole block. mma.sync, not wgmma: the same code runs on chips without wgmma, and the registers
- * feed A directly.
+ * whole block. mma.sync: this runs on every chip and with every type; what Hopper does faster goes to
+ * gemm_wide.cu.
  *
  * Numbers: x / 16 and 64 w in half precision (11 bits each), sums in float32. The error of a product
  * relative to its length is about 3e-4.

@@ -4,8 +4,8 @@
  *
  * A warp's sixteen rows by 64 columns of a cell become sixteen registers a lane: for each sixteen
  * columns the operand of one product. Of its columns 4t..4t+3 a lane takes the even ones first:
- * that pairing falls out of one mask per register, and WIDE_ORDER puts x in the same order. What a
- * code costs is counted in instructions: and-or (1024 + code, or 1024 + 16 code, as a
+ * that pairing falls out of one mask per register, and gemm_wide.cu converts x into the same order.
+ * What a code costs is counted in instructions: and-or (1024 + code, or 1024 + 16 code, as a
  * half-precision number), subtract, scale.
  *
  * Numbers: codes are exact, a scale is rounded once to half precision (as gemm.cu does), and 64 w

@@ -1,7 +1,7 @@
 /* kernels/cuda/wgmma.cuh: Hopper's warpgroup products, as functions.
  *
- * Owns: nothing.  Called by: gemm_wide.cu.  Limits: sm_90a; elsewhere nothing of it is compiled.
- * Tested by: tests/gpu/check_ops.c
+ * Owns: nothing.  Called by: gemm_wide.cu, attend_many.cu.  Tested by: tests/gpu/check_ops.c
+ * Limits: sm_90a; elsewhere nothing of it is compiled.
  *
  * Four warps multiply 64 rows of A, held in registers exactly as four 16-row operands of mma.sync,
  * by a tile of B in shared memory, and go on while the tensor cores work. Registers of A and of the

@@ -441,6 +441,10 @@ static void check_experts(void) {
     for (int t = 0; t < 9; t++) one_experts(&plain, T[t]);
     struct moe mixed = {8, 2, 256, 256, 96, KT_Q8_0, KT_F32, KT_Q2_K, KT_Q4_0, 2, 1, true};
     for (int t = 0; t < 9; t++) one_experts(&mixed, T[t]);
+    /* more rows than one tile takes */
+    struct moe crowded = {4, 2, 256, 256, 96, KT_Q6_K, KT_Q6_K, KT_Q8_0, KT_Q8_0, 2, 1, false};
+    one_experts(&crowded, 300);
+    one_experts(&crowded, 700);
     report("experts_up, experts_down");
 }
 
