@@ -188,7 +188,9 @@ static const struct rule *rule_of(const struct plan_dims *d, const struct gguf_t
     for (size_t i = 0; i < ARRAY_LEN(rules); i++)
         if (strcmp(rest, rules[i].name) == 0) return &rules[i];
     bool vector = t->ne[1] * t->ne[2] * t->ne[3] == 1;
-    bool known = strstr(rest, "_norm.") || strcmp(rest, "exp_probs_b.bias") == 0;
+    const char *end = strrchr(rest, '.');
+    bool known = strstr(rest, "_norm.") || strcmp(rest, "exp_probs_b.bias") == 0 ||
+                 (end && strcmp(end, ".scale") == 0);
     return vector && known ? &vector_rule : NULL;
 }
 
@@ -235,7 +237,7 @@ static struct share share_of(const struct plan *p, const struct gguf *g,
     if (r->cut == WHOLE) return s;
     if (*part % (grain * n) == 0) {
         *part /= n;
-    } else if (!is_width(r->part) || p->ask.cuda || *part % grain) {
+    } else if (!is_width(r->part) || *part % grain) {
         s.refused = true;
         *part = (*part + n - 1) / n;
     } else if (r->part == PART_EXPERTS) {
@@ -248,14 +250,20 @@ static struct share share_of(const struct plan *p, const struct gguf *g,
     return s;
 }
 
-/* On CUDA quantised matrices lie in tiles of sixteen rows. */
+/* On CUDA most quantised matrices lie in tiles of sixteen rows, and each begins at a multiple of
+ * 256 bytes. */
+static bool is_tiled(uint32_t type) {
+    static const uint8_t ids[] = {2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23};
+    return memchr(ids, (int)type, sizeof ids) != NULL;
+}
+
 static uint64_t share_bytes(const struct plan *p, const struct gguf_tensor *t, const struct rule *r,
                             const struct share *s) {
     const struct gguf_type_info *type = gguf_type_info(t->type);
     if (r == &vector_rule) return (uint64_t)s->cols * sizeof(float);
-    int64_t rows = p->ask.cuda && type->block_elems > 1 ? (s->rows + 15) / 16 * 16 : s->rows;
-    return (uint64_t)s->count * (uint64_t)rows *
-           ((uint64_t)s->cols / type->block_elems * type->block_bytes);
+    int64_t rows = p->ask.cuda && is_tiled(t->type) ? (s->rows + 15) / 16 * 16 : s->rows;
+    uint64_t matrix = (uint64_t)rows * ((uint64_t)s->cols / type->block_elems * type->block_bytes);
+    return (uint64_t)s->count * (p->ask.cuda ? plan_align(matrix) : matrix);
 }
 
 /* ---- notes ------------------------------------------------------------------------------- */
@@ -279,11 +287,10 @@ static struct plan_note *note(struct plan *p, const struct gguf_tensor *t, const
 }
 
 /* Types that products are written for: kernels/ knows; here only to say it early. */
-static bool is_multiplied(const struct plan *p, uint32_t type) {
-    static const uint8_t everywhere[] = {0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30};
-    static const uint8_t on_cpu[] = {16, 17, 18, 19, 21, 22, 29, 39, 40};
-    return memchr(everywhere, (int)type, sizeof everywhere) ||
-           (!p->ask.cuda && memchr(on_cpu, (int)type, sizeof on_cpu));
+static bool is_multiplied(uint32_t type) {
+    static const uint8_t ids[] = {0,  1,  2,  3,  6,  7,  8,  10, 11, 12, 13, 14,
+                                  16, 17, 18, 19, 20, 21, 22, 23, 29, 30, 39, 40};
+    return memchr(ids, (int)type, sizeof ids) != NULL;
 }
 
 static void note_share(struct plan *p, const struct gguf *g, const struct gguf_tensor *t,
@@ -291,8 +298,8 @@ static void note_share(struct plan *p, const struct gguf *g, const struct gguf_t
     const char *type = gguf_type_info(t->type)->name;
     int64_t whole = (int64_t)(r->cut == COLUMNS ? t->ne[0] : r->cut == ROWS ? t->ne[1] : t->ne[2]);
     char why[160];
-    if (!is_multiplied(p, t->type)) {
-        snprintf(why, sizeof why, "type %s is not multiplied on this kind of device", type);
+    if (!is_multiplied(t->type)) {
+        snprintf(why, sizeof why, "there is no product with type %s", type);
         note(p, t, why, true);
     }
     const char *what = r->cut == COLUMNS ? "columns" : r->cut == ROWS ? "rows" : "heads";

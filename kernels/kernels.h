@@ -69,7 +69,13 @@ struct kmat {
     int64_t count, rows, cols;
     dptr data;
     int layout; /* backend's own; 0: file order */
+    int scales; /* factors of the products: 0 none, 1 for all matrices, or count of them */
+    const float *scale; /* [scales], of NVFP4 weights alone */
 };
+
+static inline int kmat_scale_at(const struct kmat *m, int64_t at) {
+    return m->scales == 1 ? 0 : (int)at;
+}
 
 /* The rows of one step. Device arrays, filled by the worker before the first operation. */
 struct kbatch {
@@ -393,8 +399,8 @@ struct kernels {
     void (*mat_unpack)(struct kctx *, const struct kmat *src, int64_t at, void *dst);
     void (*pack_end)(struct kctx *); /* gives back what packing held; NULL: it holds nothing */
 
-    /* Which types of weights the products take; NULL: those of ktype_scalar. takes_uneven: experts
-     * may be dealt out (`first`), and a share of a width may be empty. */
+    /* Which types of weights the products take. takes_uneven: experts may be dealt out (`first`),
+     * and a share of a width may be empty. */
     bool (*takes_type)(int type);
     bool takes_uneven;
 

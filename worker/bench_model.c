@@ -44,7 +44,7 @@ static float *take_gain(struct bench *b, int64_t n) {
 static struct kmat take_matrix(struct bench *b, int type, int64_t count, int64_t rows,
                                int64_t cols) {
     size_t bytes = b->m.k->mat_bytes(type, count, rows, cols);
-    struct kmat m = {type, count, rows, cols, take(b, bytes), type == KT_F32 ? 0 : 1};
+    struct kmat m = {type, count, rows, cols, take(b, bytes), type == KT_F32 ? 0 : 1, 0, NULL};
     /* products of unit vectors keep unit size */
     bench_fill_weights(type, m.data, bytes, 1.7f / sqrtf((float)cols), b->seed++);
     return m;

@@ -58,7 +58,7 @@ static int share(int64_t whole, int world, const char *tensor, const char *what,
 static int check_backend(const struct kernels *k, const struct tensor_need *n,
                          struct err_text *err) {
     int type = (int)n->tensor->type;
-    if (n->vector || (k->takes_type ? k->takes_type(type) : ktype_scalar(type))) return OK;
+    if (n->vector || k->takes_type(type)) return OK;
     return err_set(err, ERR_SETUP, "%s: expected a type that the %s backend multiplies, found %s",
                    n->tensor->name, k->name, ktype_name(type));
 }
@@ -68,6 +68,11 @@ static void widen(struct model *m, const struct tensor_need *n, int64_t rows) {
     if (n->cut != CUT_ROWS) return;
     if (n->group == PLAN_EXPERTS) m->f_expert = MAX(m->f_expert, rows);
     if (n->group == PLAN_DENSE || n->group == PLAN_SHARED) m->f_wide = MAX(m->f_wide, rows);
+}
+
+/* Number in the whole stack of the first matrix of a share. */
+static int64_t first_matrix(const struct plan_item *it) {
+    return it->need.cut == CUT_STACK ? it->first : 0;
 }
 
 static int plan_visit(void *user, const struct tensor_need *n, struct err_text *err) {
@@ -86,6 +91,7 @@ static int plan_visit(void *user, const struct tensor_need *n, struct err_text *
     *it = (struct plan_item){.need = *n};
     TRY(check_backend(m->k, n, err));
     TRY(cut_share(it, m->rank, m->world, m->k->takes_uneven, err));
+    if (n->scale && n->cols > 1) it->first = first_matrix(&p->items[p->n_items - 1]);
     widen(m, n, it->rows);
     int type = (int)n->tensor->type;
     it->bytes = n->vector ? (uint64_t)it->cols * sizeof(float)
@@ -201,6 +207,13 @@ static void point_item(struct model *m, struct plan_item *it) {
     const struct tensor_need *n = &it->need;
     char *owner = n->block < 0 ? (char *)m : (char *)&m->layers[n->block];
     void *memory = (char *)m->arena[ARENA_WEIGHTS] + it->offset;
+    if (n->scale) {
+        struct kmat *of = (struct kmat *)(void *)(owner + n->offset);
+        it->vector = memory;
+        of->scales = n->cols == 1 ? 1 : (int)of->count;
+        of->scale = it->vector + it->first;
+        return;
+    }
     if (n->vector) {
         *(float **)(void *)(owner + n->offset) = it->vector = memory;
         return;

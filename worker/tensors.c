@@ -214,18 +214,34 @@ static int64_t grain_of(const struct tensor_need *n, const struct gguf *g) {
     return MAX(elems, 1);
 }
 
-/* NVFP4 weights may have a number beside them that the product is to be multiplied by. Leaving it
- * out would be a wrong answer, not a rough one. */
-static int check_no_scale(const struct gguf *g, const struct gguf_tensor *t, struct err_text *err) {
+/* NVFP4 weights may have numbers beside them that the products are to be multiplied by: one, or one
+ * for each matrix of a stack. Visited right after the matrix; NULL: there are none. */
+static const struct gguf_tensor *scale_of(const struct gguf *g, const struct gguf_tensor *t) {
     char name[LIMIT_GGUF_NAME_BYTES];
     const char *end = strstr(t->name, ".weight");
-    if (t->type != KT_NVFP4 || !end) return OK;
+    if (t->type != KT_NVFP4 || !end) return NULL;
     snprintf(name, sizeof name, "%.*s.scale", (int)(end - t->name), t->name);
-    if (!gguf_tensor_find(g, name)) return OK;
-    return err_set(err, ERR_FORMAT,
-                   "%s: expected NVFP4 weights without a scale of their own, found "
-                   "%s",
-                   t->name, name);
+    return gguf_tensor_find(g, name);
+}
+
+static int visit_scale(const struct tensor_need *of, const struct gguf *g,
+                       int (*visit)(void *, const struct tensor_need *, struct err_text *),
+                       void *user, struct err_text *err) {
+    struct tensor_need n = {.tensor = scale_of(g, of->tensor),
+                            .block = of->block,
+                            .cut = CUT_NONE,
+                            .group = PLAN_SMALL,
+                            .vector = true,
+                            .scale = true,
+                            .rows = 1,
+                            .count = 1,
+                            .grain = 1,
+                            .offset = of->offset};
+    if (!n.tensor) return OK;
+    n.cols = n.tensor->ne[0] == 1 ? 1 : of->count;
+    TRY(check_shape(&n, err));
+    TRY(check_type(&n, err));
+    return visit(user, &n, err);
 }
 
 static int visit_row(const struct hparams *hp, const struct gguf *g, const struct row *row,
@@ -253,9 +269,9 @@ static int visit_row(const struct hparams *hp, const struct gguf *g, const struc
                        name, (long long)n.cols, (long long)n.rows, (long long)n.count);
     TRY(check_shape(&n, err));
     TRY(check_type(&n, err));
-    TRY(check_no_scale(g, n.tensor, err));
     n.grain = grain_of(&n, g);
-    return visit(user, &n, err);
+    TRY(visit(user, &n, err));
+    return visit_scale(&n, g, visit, user, err);
 }
 
 int tensors_each(const struct hparams *hp, const struct gguf *g,

@@ -24,6 +24,7 @@ struct tensor_need {
     enum cut cut;
     enum plan_group group;
     bool vector;               /* float *, else struct kmat */
+    bool scale;                /* a vector: the factors of the kmat at `offset`, visited before */
     int64_t cols, rows, count; /* whole, as in the file */
     int64_t grain;             /* columns, or rows, that must stay together when cut */
     size_t offset;

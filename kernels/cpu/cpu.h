@@ -87,6 +87,9 @@ struct kctx *cpu_open_isa(const struct cpu_isa *isa);
  * `type` in file order. */
 void cpu_product(struct kctx *c, int type, const uint8_t *w, int64_t rows, int64_t cols,
                  const float *const *x, float *const *y, int n);
+/* The same for rows [row, row + rows) of matrix `at` of the stack, its scale included. */
+void cpu_mat_product(struct kctx *c, const struct kmat *m, int64_t at, int64_t row, int64_t rows,
+                     const float *const *x, float *const *y, int n);
 const uint8_t *cpu_mat_row(const struct kmat *m, int64_t at, int64_t row);
 
 /* topk.c: maps floats to integers of the same order; NaN counts as -inf, -0 equals 0. */

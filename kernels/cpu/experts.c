@@ -138,10 +138,9 @@ void cpu_experts_up(struct kctx *c, const struct kop_experts_up *o) {
         for (int64_t r = 0; n > 0 && r < F; r += EXPERTS_ROWS) {
             int64_t rows = F - r < EXPERTS_ROWS ? F - r : EXPERTS_ROWS;
             for (int i = at; i < at + n; i++) p.y[i] = o->act + p.pair[i] * F + r;
-            cpu_product(c, o->gate->type, cpu_mat_row(o->gate, e, r), rows, D, p.x + at, p.y + at,
-                        n);
+            cpu_mat_product(c, o->gate, e, r, rows, p.x + at, p.y + at, n);
             for (int i = at; i < at + n; i++) p.y[i] = p.tmp + (int64_t)p.pair[i] * EXPERTS_ROWS;
-            cpu_product(c, o->up->type, cpu_mat_row(o->up, e, r), rows, D, p.x + at, p.y + at, n);
+            cpu_mat_product(c, o->up, e, r, rows, p.x + at, p.y + at, n);
             for (int i = at; i < at + n; i++) {
                 float *act = o->act + p.pair[i] * F + r;
                 c->isa->swiglu(act, act, p.y[i], rows);
@@ -162,7 +161,7 @@ static void add_shared(struct kctx *c, const struct kop_experts_down *o, const s
             x[j] = o->shared_act + (t + j) * w->cols;
             y[j] = p->tmp + (int64_t)(t + j) * EXPERTS_ROWS;
         }
-        cpu_product(c, w->type, cpu_mat_row(w, 0, r), rows, w->cols, x, y, n);
+        cpu_mat_product(c, w, 0, r, rows, x, y, n);
         for (int j = 0; j < n; j++)
             c->isa->add_scaled(o->y + (t + j) * o->down->rows + r, y[j], 1.0f, rows);
     }
@@ -184,9 +183,7 @@ void cpu_experts_down(struct kctx *c, const struct kop_experts_down *o) {
         int64_t rows = D - r < EXPERTS_ROWS ? D - r : EXPERTS_ROWS;
         for (int e = o->first; e < last; e++) {
             int at = p.start[e], n = p.start[e + 1] - at;
-            if (n > 0)
-                cpu_product(c, o->down->type, cpu_mat_row(o->down, e - o->first, r), rows, F, p.x + at,
-                            p.y + at, n);
+            if (n > 0) cpu_mat_product(c, o->down, e - o->first, r, rows, p.x + at, p.y + at, n);
         }
         for (int t = 0; t < T; t++) {
             float *y = o->y + t * D + r;

@@ -69,6 +69,14 @@ void cpu_product(struct kctx *c, int type, const uint8_t *w, int64_t rows, int64
     }
 }
 
+void cpu_mat_product(struct kctx *c, const struct kmat *m, int64_t at, int64_t row, int64_t rows,
+                     const float *const *x, float *const *y, int n) {
+    cpu_product(c, m->type, cpu_mat_row(m, at, row), rows, m->cols, x, y, n);
+    if (m->scales == 0) return;
+    float scale = m->scale[kmat_scale_at(m, at)];
+    for (int j = 0; j < n; j++) c->isa->scale(y[j], y[j], scale, rows);
+}
+
 /* y[t][r] = sum_c W[r][c] x[t][c] for strided rows. */
 static void product_rows(struct kctx *c, const struct kmat *w, int64_t at, const float *x,
                          int64_t x_stride, float *y, int64_t y_stride, int n_rows) {
@@ -78,7 +86,7 @@ static void product_rows(struct kctx *c, const struct kmat *w, int64_t at, const
         float *yp[CPU_TILE_X];
         int n = n_rows - t < CPU_TILE_X ? n_rows - t : CPU_TILE_X;
         for (int j = 0; j < n; j++) xp[j] = x + (t + j) * x_stride, yp[j] = y + (t + j) * y_stride;
-        cpu_product(c, w->type, cpu_mat_row(w, at, 0), w->rows, w->cols, xp, yp, n);
+        cpu_mat_product(c, w, at, 0, w->rows, xp, yp, n);
     }
 }
 

@@ -52,6 +52,7 @@ void cpu_embed(struct kctx *c, const struct kop_embed *o) {
             continue;
         }
         c->isa->decode[o->table->type](cpu_mat_row(o->table, 0, o->batch->token[t]), h, width);
+        if (o->table->scales) c->isa->scale(h, h, o->table->scale[0], width);
     }
 }
 

@@ -87,6 +87,7 @@ static bool set_up(struct kctx *c, int device, char *err, size_t err_bytes) {
     cuda_gemv_init(c);
     cuda_gemm_init(c);
     cuda_experts_init(c);
+    cuda_plain_init(c);
     cuda_attend_init(c);
     cuda_select_init(c);
     return true;
@@ -357,6 +358,7 @@ const struct kernels *kernels_cuda_table(void) {
     t.mat_bytes = cuda_mat_bytes, t.latent_bytes = cuda_latent_bytes;
     t.index_bytes = cuda_index_bytes, t.scratch_bytes = cuda_scratch_bytes;
     t.mat_pack = cuda_mat_pack, t.mat_unpack = cuda_mat_unpack, t.pack_end = cuda_pack_end;
+    t.takes_type = ktype_supported, t.takes_uneven = true;
     t.host_alloc = cuda_host_alloc, t.host_free = cuda_host_free, t.get_later = cuda_get_later;
     t.mark = cuda_mark, t.passed = cuda_passed, t.wait = cuda_wait, t.span_us = cuda_span_us;
     t.graph_begin = cuda_graph_begin, t.graph_prepare = cuda_graph_prepare;

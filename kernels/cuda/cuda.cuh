@@ -294,6 +294,7 @@ size_t cuda_sample_scratch(const struct kdims *, const struct kbounds *);
 void cuda_gemv_init(struct kctx *);
 void cuda_gemm_init(struct kctx *);
 void cuda_experts_init(struct kctx *);
+void cuda_plain_init(struct kctx *); /* copies the codebooks */
 void cuda_attend_init(struct kctx *);
 void cuda_select_init(struct kctx *);
 

@@ -64,14 +64,20 @@ static struct pairs pairs_at(dptr scratch, const struct kdims *d, int rows) {
     return p;
 }
 
+/* All experts are here, and in tiles: what experts_one.cu is written for. */
+static bool is_whole(const struct kdims *d, const struct kmat *m) {
+    return m->count == d->n_experts && !type_is_plain(m->type);
+}
+
 void cuda_experts_up(struct kctx *c, const struct kop_experts_up *o) {
     int T = o->batch->n_rows;
     if (T == 0) return;
     struct pairs p = pairs_at(o->scratch, o->dims, T);
-    if (T == 1 && cuda_one_up(c, o, &p)) return;
+    bool whole = is_whole(o->dims, o->gate) && is_whole(o->dims, o->up);
+    if (T == 1 && whole && cuda_one_up(c, o, &p)) return;
     cuda_settle(c);
     cuda_route(c, o, &p);
-    bool dense = type_is_dense(o->gate->type) || type_is_dense(o->up->type);
+    bool dense = type_in_file_order(o->gate->type) || type_in_file_order(o->up->type);
     if (T <= EXPERTS_FEW_ROWS && !dense) cuda_few_up(c, o, &p);
     else cuda_many_up(c, o, &p);
 }
@@ -79,14 +85,15 @@ void cuda_experts_up(struct kctx *c, const struct kop_experts_up *o) {
 /* y[t][row0 + r] = sum_j weights[t][j] partial[t * U + j][r]  (+ y, the shared expert's share) */
 static __global__ void __launch_bounds__(256)
     combine_kernel(const int32_t *ids, const float *weights, const float *partial, float *y, int U,
-                   int D, int row0, int n, bool add) {
+                   int D, int row0, int n, bool add, int first, int count) {
     gdc_wait();
     int t = blockIdx.y, r = blockIdx.x * blockDim.x + threadIdx.x;
     if (r >= n) return;
     float sum = 0;
     for (int j = 0; j < U; j++) {
         int64_t pair = (int64_t)t * U + j;
-        if (ids[pair] >= 0) sum = fmaf(weights[pair], partial[pair * n + r], sum);
+        if ((unsigned)(ids[pair] - first) >= (unsigned)count) continue;
+        sum = fmaf(weights[pair], partial[pair * n + r], sum);
     }
     float *out = y + (int64_t)t * D + row0 + r;
     *out = add ? sum + *out : sum;
@@ -95,23 +102,26 @@ static __global__ void __launch_bounds__(256)
 void cuda_experts_down(struct kctx *c, const struct kop_experts_down *o) {
     int T = o->batch->n_rows, U = o->dims->n_used, D = (int)o->down->rows;
     if (T == 0) return;
-    if (T == 1 && cuda_one_down(c, o)) return;
+    const struct kmat *beside = o->shared_down;
+    bool shared = beside && beside->cols > 0; /* else other ranks have all of it */
+    bool whole = is_whole(o->dims, o->down) && (!beside || (shared && !type_is_plain(beside->type)));
+    if (T == 1 && whole && cuda_one_down(c, o)) return;
     cuda_settle(c);
     struct pairs p = pairs_at(o->scratch, o->dims, T);
-    if (o->shared_down) {
+    if (shared) {
         struct kop_matmul m = {};
         m.w = o->shared_down, m.x = o->shared_act, m.y = o->y;
         m.x_stride = o->shared_down->cols, m.y_stride = D, m.n_rows = T;
         cuda_matmul(c, &m, 1);
     }
-    bool few = T <= EXPERTS_FEW_ROWS && !type_is_dense(o->down->type);
+    bool few = T <= EXPERTS_FEW_ROWS && !type_in_file_order(o->down->type);
     int slice = slice_rows((int64_t)T * U, D);
     for (int row0 = 0; row0 < D; row0 += slice) {
         int n = std::min(slice, D - row0);
         if (few) cuda_few_down(c, o, &p, row0, n);
         else cuda_many_down(c, o, &p, row0, n);
         launch(c, combine_kernel, dim3((unsigned)ceil_div(n, 256), (unsigned)T), 256, 0, o->ids,
-               o->weights, p.partial, o->y, U, D, row0, n, o->shared_down != NULL);
+               o->weights, p.partial, o->y, U, D, row0, n, shared, o->first, (int)o->down->count);
     }
 }
 

@@ -10,16 +10,16 @@
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/gemm.cuh"
-#include "kernels/cuda/quant.cuh"
+#include "kernels/cuda/plain.cuh"
 
 static __global__ void __launch_bounds__(256)
     dense_pairs_kernel(int type, const uint8_t *w, int64_t w_mat, int rows, int cols,
                        const int32_t *ids, const float *x, int64_t x_row, int x_div, float *y,
-                       int64_t y_row, bool times_gate) {
+                       int64_t y_row, bool times_gate, int first, int count) {
     gdc_wait();
     int64_t pair = blockIdx.y;
-    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31, id = ids[pair];
-    if (id < 0 || row >= rows) return;
+    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31, id = ids[pair] - first;
+    if (id < 0 || id >= count || row >= rows) return;
     const uint8_t *wr = w + id * w_mat + (int64_t)row * cols * dense_bytes(type);
     const float *xr = x + pair / x_div * x_row;
     float acc = 0;
@@ -45,7 +45,7 @@ struct pair_product {
     const int32_t *ids;
     float *y; /* y's column 0 is row0 */
     int64_t y_row;
-    int rows_of_step, n_used;
+    int rows_of_step, n_used, first;
 };
 
 /* x's rows as the grouped product wants them. */
@@ -66,12 +66,20 @@ static void *converted(struct kctx *c, const struct pair_product *h, const struc
 static void run_product(struct kctx *c, const struct pair_product *h, const struct pairs *p) {
     int64_t w_mat = (int64_t)cuda_mat_bytes(h->w->type, 1, h->w->rows, h->w->cols);
     const uint8_t *w = (const uint8_t *)h->w->data;
+    if (type_is_plain(h->w->type)) {
+        struct plain_pairs pp = {};
+        pp.w = h->w, pp.row0 = h->row0, pp.n = h->n, pp.x = h->x, pp.x_row = h->x_row;
+        pp.x_div = h->x_div, pp.y = h->y, pp.y_row = h->y_row;
+        pp.times_gate = h->mode == GEMM_TIMES_GATE;
+        cuda_plain_pairs(c, &pp, p);
+        return;
+    }
     if (type_is_dense(h->w->type)) {
         launch(c, dense_pairs_kernel,
                dim3((unsigned)ceil_div(h->n, 8), (unsigned)(h->rows_of_step * h->n_used)), 256, 0,
                h->w->type, w + (int64_t)h->row0 * h->w->cols * (h->w->type == KT_F32 ? 4 : 2),
                w_mat, h->n, (int)h->w->cols, h->ids, h->x, h->x_row, h->x_div, h->y, h->y_row,
-               h->mode == GEMM_TIMES_GATE);
+               h->mode == GEMM_TIMES_GATE, h->first, (int)h->w->count);
         return;
     }
     struct gemm_groups g = {};
@@ -90,8 +98,8 @@ void cuda_many_up(struct kctx *c, const struct kop_experts_up *o, const struct p
     struct pair_product h = {};
     h.w = o->gate, h.n = (int)o->gate->rows, h.x = o->x, h.x_row = o->gate->cols;
     h.n_used = h.x_div = o->dims->n_used, h.ids = o->ids, h.y = o->act, h.y_row = o->gate->rows;
-    h.rows_of_step = o->batch->n_rows, h.mode = GEMM_STORE;
-    if (o->gate->type == o->up->type && !type_is_dense(o->gate->type)) {
+    h.rows_of_step = o->batch->n_rows, h.mode = GEMM_STORE, h.first = o->first;
+    if (o->gate->type == o->up->type && !type_in_file_order(o->gate->type)) {
         h.w2 = o->up, h.mode = GEMM_GATE_UP;
         run_product(c, &h, p);
         return;
@@ -107,5 +115,6 @@ void cuda_many_down(struct kctx *c, const struct kop_experts_down *o, const stru
     h.w = o->down, h.mode = GEMM_STORE, h.row0 = row0, h.n = n, h.x_same = row0 > 0;
     h.x = o->act, h.x_row = o->down->cols, h.x_div = 1, h.n_used = o->dims->n_used;
     h.ids = o->ids, h.y = p->partial, h.y_row = n, h.rows_of_step = o->batch->n_rows;
+    h.first = o->first;
     run_product(c, &h, p);
 }

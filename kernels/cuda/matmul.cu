@@ -9,6 +9,7 @@
  */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/gemv_job.cuh"
+#include "kernels/cuda/plain.cuh"
 
 #define FEW_ROWS 64 /* rows of x that are taken eight at a time */
 
@@ -55,6 +56,16 @@ static void products(struct kctx *c, struct gv_args *a) {
     }
 }
 
+/* Types without tiles have a kernel of their own; of a width that other ranks have all of, nothing
+ * is left, or zeros. */
+static bool is_elsewhere(struct kctx *c, const struct kop_matmul *m) {
+    if (m->w->rows > 0 && m->w->cols > 0 && !type_is_plain(m->w->type)) return false;
+    if (m->w->rows == 0 || m->n_rows == 0) return true;
+    if (m->w->cols == 0) cuda_plain_zero(c, m->y, m->y_stride, (int)m->w->rows, m->n_rows);
+    else cuda_plain_product(c, m->w, m->x, m->x_stride, 0, m->y, m->y_stride, 0, m->n_rows);
+    return true;
+}
+
 void cuda_matmul(struct kctx *c, const struct kop_matmul *jobs, int n_jobs) {
     for (int at = 0; at < n_jobs;) {
         struct gv_args a = {};
@@ -62,6 +73,7 @@ void cuda_matmul(struct kctx *c, const struct kop_matmul *jobs, int n_jobs) {
         for (; at < n_jobs && a.n_jobs < GV_JOBS && jobs[at].n_rows == a.n_rows; at++) {
             const struct kop_matmul *m = &jobs[at];
             CU_REQUIRE(m->w->count == 1);
+            if (is_elsewhere(c, m)) continue;
             struct gv_job *j = &a.job[a.n_jobs++];
             *j = {};
             j->w = (const uint8_t *)m->w->data, j->x = m->x, j->y = m->y;
@@ -75,6 +87,10 @@ void cuda_matmul(struct kctx *c, const struct kop_matmul *jobs, int n_jobs) {
 }
 
 void cuda_head_matmul(struct kctx *c, const struct kop_head_matmul *m) {
+    if (type_is_plain(m->w->type)) {
+        cuda_plain_product(c, m->w, m->x, m->x_row, m->x_head, m->y, m->y_row, m->y_head, m->n_rows);
+        return;
+    }
     struct gv_args a = {};
     a.n_jobs = 1;
     a.n_rows = m->n_rows;

@@ -75,6 +75,15 @@ static inline bool type_is_dense(int type) {
     return type == KT_F32 || type == KT_F16 || type == KT_BF16;
 }
 
+/* Types that have no tiles: see plain.cuh. */
+static inline bool type_is_plain(int type) {
+    return ktype_supported(type) && !ktype_scalar(type);
+}
+
+static inline bool type_in_file_order(int type) {
+    return type_is_dense(type) || type_is_plain(type);
+}
+
 /* Bytes of one packed matrix. */
 static inline size_t packed_bytes(int type, int64_t rows, int64_t cols) {
     struct cell_shape s = cell_shape(type);

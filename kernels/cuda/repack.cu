@@ -5,8 +5,8 @@
  * Limits: none.  Tested by: tests/gpu/check_ops.c (unpack of pack is the identity, bit by bit)
  *
  * The layout is described in quant.cuh. Rows travel through a staging buffer of the context in runs
- * of whole tiles, so the largest matrix needs no second copy of itself. F32, F16 and BF16 matrices
- * keep file order (layout 0).
+ * of whole tiles, so the largest matrix needs no second copy of itself. Unquantised matrices and
+ * those of plain.cuh keep file order (layout 0).
  */
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,7 @@
 #define STAGE_BYTES  ((size_t)64 << 20)
 
 size_t cuda_mat_bytes(int type, int64_t count, int64_t rows, int64_t cols) {
-    size_t one = type_is_dense(type) ? (size_t)(rows * ktype_row_bytes(type, cols))
+    size_t one = type_in_file_order(type) ? (size_t)(rows * ktype_row_bytes(type, cols))
                                      : packed_bytes(type, rows, cols);
     return (size_t)count * ((one + 255) / 256 * 256);
 }
@@ -117,7 +117,7 @@ void cuda_mat_pack(struct kctx *c, struct kmat *m, int64_t at, const void *src) 
     size_t row_bytes = (size_t)ktype_row_bytes(m->type, m->cols);
     uint8_t *dst = (uint8_t *)m->data + (size_t)at * cuda_mat_bytes(m->type, 1, m->rows, m->cols);
     CU_REQUIRE(at >= 0 && at < m->count && !c->capturing);
-    m->layout = type_is_dense(m->type) ? 0 : LAYOUT_TILES;
+    m->layout = type_in_file_order(m->type) ? 0 : LAYOUT_TILES;
     if (m->layout == 0) {
         CU(cudaMemcpyAsync(dst, src, row_bytes * (size_t)m->rows, cudaMemcpyHostToDevice,
                            c->stream));

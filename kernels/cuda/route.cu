@@ -177,6 +177,18 @@ static __device__ void sort_pairs(const int32_t *ids, int n, int E, int width, b
     });
 }
 
+/* Number of pair i's expert among those of this rank, or -1. */
+static __device__ __forceinline__ int32_t local_id(const struct route_args &a, int i) {
+    int32_t id = a.ids[i] - a.first;
+    return id >= 0 && id < a.count ? id : -1;
+}
+
+static __global__ void local_ids_kernel(const __grid_constant__ struct route_args a, int32_t *out) {
+    gdc_wait();
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.n_rows * a.n_used) out[i] = local_id(a, i);
+}
+
 /* Few rows: everything in one block, a warp per row. */
 static __global__ void __launch_bounds__(1024)
     route_few_kernel(const __grid_constant__ struct route_args a, int32_t *seg, int32_t *list) {
@@ -188,7 +200,7 @@ static __global__ void __launch_bounds__(1024)
     for (int t = warp; t < a.n_rows; t += warps) route_row(a, t, few + warp * stride);
     __syncthreads();
     int n = a.n_rows * a.n_used;
-    if (a.n_rows == 1) { /* its choices differ: each is a segment */
+    if (a.n_rows == 1 && a.count == a.n_experts) { /* its choices differ: each is a segment */
         int j = threadIdx.x;
         bool routed = a.slot[0] >= 0;
         if (j == 0) seg[0] = routed ? n : 0;
@@ -198,9 +210,9 @@ static __global__ void __launch_bounds__(1024)
         }
         return;
     }
-    for (int i = threadIdx.x; i < n; i += blockDim.x) ids[i] = a.ids[i];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) ids[i] = local_id(a, i);
     __syncthreads();
-    sort_pairs(ids, n, a.n_experts, GV_ROWS, true, seg, list, (int32_t *)few);
+    sort_pairs(ids, n, a.count, GV_ROWS, true, seg, list, (int32_t *)few);
 }
 
 static __global__ void __launch_bounds__(256)
@@ -226,6 +238,7 @@ struct route_args cuda_route_args(const struct kop_experts_up *o) {
     a.norm = d->norm_weights, a.scale = d->weights_scale;
     a.logits = o->logits, a.bias = o->bias, a.slot = o->batch->slot;
     a.ids = o->ids, a.weights = o->weights, a.n_rows = o->batch->n_rows;
+    a.first = o->first, a.count = (int)o->gate->count;
     return a;
 }
 
@@ -244,5 +257,11 @@ void cuda_route(struct kctx *c, const struct kop_experts_up *o, const struct pai
     int warps = (int)std::min<size_t>(8, 40960 / one);
     launch(c, route_many_kernel, (unsigned)ceil_div(a.n_rows, warps), (unsigned)warps * 32,
            (size_t)warps * one, a);
-    launch(c, sort_kernel, 1, 1024, one, o->ids, a.n_rows * a.n_used, a.n_experts, p->seg, p->list);
+    const int32_t *ids = o->ids;
+    int n = a.n_rows * a.n_used;
+    if (a.count < a.n_experts) { /* dealt out: the results' memory is free until the second half */
+        launch(c, local_ids_kernel, (unsigned)ceil_div(n, 256), 256, 0, a, (int32_t *)p->partial);
+        ids = (const int32_t *)p->partial;
+    }
+    launch(c, sort_kernel, 1, 1024, one, ids, n, a.count, p->seg, p->list);
 }

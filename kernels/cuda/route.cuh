@@ -19,6 +19,7 @@ struct route_args {
     int32_t *ids;
     float *weights;
     int n_rows;
+    int first, count; /* experts of this rank */
 };
 
 struct route_args cuda_route_args(const struct kop_experts_up *);

@@ -7,6 +7,7 @@
  */
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/file_block.cuh"
+#include "kernels/cuda/plain.cuh"
 #include "kernels/cuda/gemv.cuh"
 #include "kernels/cuda/later.cuh"
 
@@ -129,6 +130,10 @@ static __global__ void embed_kernel(const __grid_constant__ struct kbatch b, int
 }
 
 void cuda_embed(struct kctx *c, const struct kop_embed *o) {
+    if (type_is_plain(o->table->type)) {
+        cuda_plain_embed(c, o);
+        return;
+    }
     cuda_settle(c);
     cuda_image_forget(c);
     if (o->batch->n_rows == 0) return;

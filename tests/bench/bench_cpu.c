@@ -76,7 +76,7 @@ static void bench_types(struct kctx **ctx, int n_ctx) {
         size_t bytes = (size_t)ktype_row_bytes(types[k], COLS) * ROWS;
         unsigned char *w = filled(bytes);
         for (size_t i = 0; types[k] <= KT_F16 && i < bytes; i++) w[i] &= 0x3B; /* finite */
-        struct kmat m = {types[k], 1, ROWS, COLS, w, 0};
+        struct kmat m = {types[k], 1, ROWS, COLS, w, 0, 0, NULL};
         double plain = 0;
         for (int i = n_ctx - 1; i >= 0; i--) {
             struct product p = {ctx[i], {&m, x, y, COLS, ROWS, 1}};

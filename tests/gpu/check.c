@@ -1,6 +1,8 @@
 /* tests/gpu/check.c: the harness behind check.h. */
 #include "tests/gpu/check.h"
 
+#include "tests/kernels/tame.h"
+
 struct side side[SIDES];
 int checks_failed, checks_done;
 static int group_failed, group_done;
@@ -9,7 +11,9 @@ static char where[256], worst_where[320];
 static uint64_t state;
 
 const int all_types[] = {KT_F32,  KT_F16,  KT_BF16, KT_Q4_0, KT_Q4_1, KT_Q5_0, KT_Q5_1,   KT_Q8_0,
-                         KT_Q2_K, KT_Q3_K, KT_Q4_K, KT_Q5_K, KT_Q6_K, KT_IQ4_NL, KT_IQ4_XS};
+                         KT_Q2_K, KT_Q3_K, KT_Q4_K, KT_Q5_K, KT_Q6_K, KT_IQ4_NL, KT_IQ4_XS,
+                         KT_IQ2_XXS, KT_IQ2_XS, KT_IQ2_S, KT_IQ3_XXS, KT_IQ3_S, KT_IQ1_S, KT_IQ1_M,
+                         KT_MXFP4, KT_NVFP4};
 const int n_all_types = sizeof all_types / sizeof all_types[0];
 
 uint64_t random_seed(void) {
@@ -98,9 +102,6 @@ int32_t *host_ints(const struct both *b, int s) { return (int32_t *)(void *)host
 /* ---- weights --------------------------------------------------------------------------------- */
 
 void random_weights(int type, uint8_t *dst, int64_t n) {
-    static const int scale_at[KT_MAX][2] = {
-        [KT_Q4_1] = {0, 2}, [KT_Q5_1] = {0, 2}, [KT_Q2_K] = {80, 82},  [KT_Q3_K] = {108, 108},
-        [KT_Q4_K] = {0, 2}, [KT_Q5_K] = {0, 2}, [KT_Q6_K] = {208, 208}};
     int64_t bytes = ktype_row_bytes(type, n), size = ktype_block_bytes(type);
     if (type == KT_F32) {
         for (int64_t i = 0; i < n; i++) {
@@ -121,11 +122,7 @@ void random_weights(int type, uint8_t *dst, int64_t n) {
                                                       : (dst[2 * i + 1] & 0x80) | 0x3E);
         return;
     }
-    for (int64_t b = 0; b < bytes; b += size)
-        for (int k = 0; k < 2; k++) {
-            uint8_t *d = dst + b + scale_at[type][k];
-            d[1] = (uint8_t)((d[1] & 0x83) | 0x1C);
-        }
+    for (int64_t b = 0; b < bytes; b += size) tame_block(type, dst + b);
 }
 
 struct kmat_both mat_new(int type, int64_t count, int64_t rows, int64_t cols) {
@@ -134,7 +131,7 @@ struct kmat_both mat_new(int type, int64_t count, int64_t rows, int64_t cols) {
     for (int s = 0; s < SIDES; s++) {
         size_t bytes = side[s].k->mat_bytes(type, count, rows, cols);
         data.p[s] = must(side[s].k->alloc(side[s].c, bytes), "a matrix", bytes);
-        b.m[s] = (struct kmat){type, count, rows, cols, data.p[s], 0};
+        b.m[s] = (struct kmat){type, count, rows, cols, data.p[s], 0, 0, NULL};
     }
     if (n_kept == KEPT_MAX) must(NULL, "one more matrix", 0);
     kept[n_kept++] = data;

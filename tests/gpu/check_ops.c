@@ -22,6 +22,9 @@ void check_chains(void); /* check_chain.c */
 
 static bool dense(int type) { return type == KT_F32 || type == KT_F16 || type == KT_BF16; }
 
+/* Others in a layer send its quantised experts the way of many rows. */
+static bool tiled(int type) { return ktype_scalar(type) && !dense(type); }
+
 /* ---- packing --------------------------------------------------------------------------------- */
 
 static void check_pack(void) {
@@ -104,7 +107,42 @@ static void check_matmul(void) {
     report("matmul, all types");
 }
 
+/* A width of which other ranks have everything: the product is zero. */
+static void check_empty(int T) {
+    begin("matmul without columns, %d rows", T);
+    struct kmat w = {KT_Q4_K, 1, 40, 0, NULL, 0, 0, NULL};
+    struct both x = both_floats(T, 1), y = both_new((size_t)T * 40 * 4);
+    EACH_SIDE(s)
+    RUN(s, matmul, &(struct kop_matmul){&w, x.p[s], y.p[s], 0, 40, T}, 1);
+    compare("y", &y, T * 40, 0);
+    both_free_all();
+}
+
+/* NVFP4 weights may have factors beside them: one, or one a matrix. */
+static void add_scales(struct kmat_both *w, int n) {
+    struct both factors = both_floats(n, 4);
+    EACH_SIDE(s) {
+        w->m[s].scales = n;
+        w->m[s].scale = factors.p[s];
+    }
+}
+
+static void check_scaled(int T) {
+    begin("matmul with a factor, %d rows", T);
+    struct kmat_both w = mat_new(KT_NVFP4, 1, 70, 256);
+    struct both x = both_floats(T * 256, 1), y = both_new((size_t)T * 70 * 4);
+    add_scales(&w, 1);
+    EACH_SIDE(s)
+    RUN(s, matmul, &(struct kop_matmul){&w.m[s], x.p[s], y.p[s], 256, 70, T}, 1);
+    compare("y", &y, T * 70, FINE);
+    both_free_all();
+}
+
 static void check_jobs(void) {
+    check_scaled(1);
+    check_scaled(70);
+    check_empty(1);
+    check_empty(70);
     static const int T[] = {1, 4, 8, 9, 70};
     for (int t = 0; t < 5; t++) {
         begin("matmul, jobs of several types, %d rows", T[t]);
@@ -381,6 +419,7 @@ static void check_attention(void) {
 struct moe {
     int E, U, D, F, Fs, gate, up, down, shared, gating, groups;
     bool bias;
+    int first, count; /* experts of this rank; count 0: all */
 };
 
 static void one_experts(const struct moe *m, int T) {
@@ -393,8 +432,10 @@ static void one_experts(const struct moe *m, int T) {
     int32_t *pos = calloc((size_t)T, 4), *slot = calloc((size_t)T, 4);
     for (int t = 0; t < T; t++) slot[t] = T > 2 && t % 5 == 2 ? -1 : 0;
     struct rows r = rows_new(T, 1, 1, 1, 16, pos, slot, pos, pos);
-    struct kmat_both gate = mat_new(m->gate, m->E, m->F, m->D), up = mat_new(m->up, m->E, m->F, m->D);
-    struct kmat_both down = mat_new(m->down, m->E, m->D, m->F), shared;
+    int held = m->count ? m->count : m->E;
+    struct kmat_both gate = mat_new(m->gate, held, m->F, m->D), up = mat_new(m->up, held, m->F, m->D);
+    struct kmat_both down = mat_new(m->down, held, m->D, m->F), shared;
+    if (m->down == KT_NVFP4) add_scales(&down, held);
     if (m->Fs) shared = mat_new(m->shared, 1, m->D, m->Fs);
     struct both logits = both_floats((int64_t)T * m->E, 4), bias = both_floats(m->E, 1);
     struct both x = both_floats((int64_t)T * m->D, 1), sact = both_floats((int64_t)T * m->Fs + 1, 1);
@@ -407,19 +448,24 @@ static void one_experts(const struct moe *m, int T) {
         RUN(s, experts_up,
             &(struct kop_experts_up){&r.b[s], &d, logits.p[s], m->bias ? bias.p[s] : NULL,
                                      &gate.m[s], &up.m[s], x.p[s], ids.p[s], weights.p[s],
-                                     act.p[s], scratch, 0});
+                                     act.p[s], scratch, m->first});
         RUN(s, experts_down,
             &(struct kop_experts_down){&r.b[s], &d, ids.p[s], weights.p[s], &down.m[s], act.p[s],
                                        m->Fs ? &shared.m[s] : NULL, sact.p[s], y.p[s], scratch,
-                                       0});
+                                       m->first});
         side[s].k->sync(side[s].c);
         side[s].k->free(side[s].c, scratch);
     }
     int32_t *skip = malloc((size_t)(T * m->U) * 4);
-    for (int i = 0; i < T * m->U; i++) skip[i] = slot[i / m->U];
+    int32_t *chosen = host_ints(&ids, 0);
+    for (int i = 0; i < T * m->U; i++) {
+        bool ours = chosen[i] >= m->first && chosen[i] < m->first + held;
+        skip[i] = ours ? slot[i / m->U] : -1;
+    }
+    free(chosen);
     compare_ints("ids", &ids, T * m->U);
     compare("weights", &weights, T * m->U, 1e-6);
-    bool fine = T <= 64 && !dense(m->gate) && !dense(m->up) && !dense(m->down);
+    bool fine = T <= 64 && tiled(m->gate) && tiled(m->up) && tiled(m->down);
     double most = fine ? 2 * FINE : COARSE;
     compare_rows("act", &act, T * m->U, m->F, skip, most);
     compare_rows("y", &y, T, m->D, slot, most);
@@ -431,20 +477,29 @@ static void one_experts(const struct moe *m, int T) {
 
 static void check_experts(void) {
     static const int T[] = {1, 2, 5, 16, 63, 64, 65, 130, 300};
-    struct moe m = {16, 4, 256, 64, 64, KT_Q4_K, KT_Q4_K, KT_Q5_0, KT_Q8_0, 2, 1, true};
+    struct moe m = {16, 4, 256, 64, 64, KT_Q4_K, KT_Q4_K, KT_Q5_0, KT_Q8_0, 2, 1, true, 0, 0};
     for (int t = 0; t < 9; t++) one_experts(&m, T[t]);
-    struct moe wide = {64, 8, 512, 256, 256, KT_Q4_K, KT_Q4_K, KT_Q5_K, KT_Q8_0, 2, 1, true};
+    struct moe wide = {64, 8, 512, 256, 256, KT_Q4_K, KT_Q4_K, KT_Q5_K, KT_Q8_0, 2, 1, true, 0, 0};
     for (int t = 0; t < 9; t++) one_experts(&wide, T[t]);
-    struct moe grouped = {32, 6, 256, 96, 0, KT_Q6_K, KT_Q3_K, KT_IQ4_NL, KT_Q8_0, 1, 8, false};
+    struct moe grouped = {32, 6, 256, 96, 0, KT_Q6_K, KT_Q3_K, KT_IQ4_NL, KT_Q8_0, 1, 8, false, 0, 0};
     for (int t = 0; t < 9; t++) one_experts(&grouped, T[t]);
-    struct moe plain = {8, 2, 256, 96, 96, KT_BF16, KT_F32, KT_F16, KT_F32, 2, 1, true};
+    struct moe plain = {8, 2, 256, 96, 96, KT_BF16, KT_F32, KT_F16, KT_F32, 2, 1, true, 0, 0};
     for (int t = 0; t < 9; t++) one_experts(&plain, T[t]);
-    struct moe mixed = {8, 2, 256, 256, 96, KT_Q8_0, KT_F32, KT_Q2_K, KT_Q4_0, 2, 1, true};
+    struct moe mixed = {8, 2, 256, 256, 96, KT_Q8_0, KT_F32, KT_Q2_K, KT_Q4_0, 2, 1, true, 0, 0};
     for (int t = 0; t < 9; t++) one_experts(&mixed, T[t]);
     /* more rows than one tile takes */
-    struct moe crowded = {4, 2, 256, 256, 96, KT_Q6_K, KT_Q6_K, KT_Q8_0, KT_Q8_0, 2, 1, false};
+    struct moe crowded = {4, 2, 256, 256, 96, KT_Q6_K, KT_Q6_K, KT_Q8_0, KT_Q8_0, 2, 1, false, 0, 0};
     one_experts(&crowded, 300);
     one_experts(&crowded, 700);
+    /* types without tiles, alone and beside others; experts dealt out */
+    struct moe books = {16, 4, 256, 256, 256, KT_IQ2_XXS, KT_IQ2_XXS, KT_IQ3_S, KT_IQ1_M, 2, 1, true, 0, 0};
+    for (int t = 0; t < 9; t++) one_experts(&books, T[t]);
+    struct moe beside = {16, 4, 256, 512, 0, KT_MXFP4, KT_Q4_K, KT_NVFP4, KT_Q8_0, 2, 1, true, 0, 0};
+    for (int t = 0; t < 9; t++) one_experts(&beside, T[t]);
+    struct moe dealt = {16, 4, 256, 256, 0, KT_Q4_K, KT_Q4_K, KT_Q6_K, KT_Q8_0, 2, 1, true, 5, 3};
+    for (int t = 0; t < 9; t++) one_experts(&dealt, T[t]);
+    struct moe both = {16, 4, 256, 256, 0, KT_IQ1_S, KT_F32, KT_IQ2_S, KT_Q8_0, 2, 1, true, 12, 4};
+    for (int t = 0; t < 9; t++) one_experts(&both, T[t]);
     report("experts_up, experts_down");
 }
 
@@ -528,11 +583,11 @@ static void check_true(void) {
         one_matmul(KT_Q8_0, 1024, 16384, T[t]);
         both_free_all();
     }
-    struct moe m = {16, 8, 6144, 2048, 2048, KT_Q4_K, KT_Q4_K, KT_Q5_K, KT_Q8_0, 2, 1, true};
+    struct moe m = {16, 8, 6144, 2048, 2048, KT_Q4_K, KT_Q4_K, KT_Q5_K, KT_Q8_0, 2, 1, true, 0, 0};
     one_experts(&m, 1);
     one_experts(&m, 6);
     one_experts(&m, 70);
-    struct moe shard = {64, 8, 6144, 256, 256, KT_Q4_K, KT_Q4_K, KT_Q5_K, KT_Q8_0, 2, 1, true};
+    struct moe shard = {64, 8, 6144, 256, 256, KT_Q4_K, KT_Q4_K, KT_Q5_K, KT_Q8_0, 2, 1, true, 0, 0};
     one_experts(&shard, 1);
     one_experts(&shard, 33);
     report("true shapes");

@@ -19,6 +19,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/dot.h"
+#include "tests/kernels/tame.h"
 
 static inline uint64_t check_seed(void) {
     const char *s = getenv("OCTAVO_SEED");
@@ -102,28 +103,8 @@ static inline int check_contexts(struct kctx *out[3]) {
     return n;
 }
 
-/* Makes the scales of one block 2^-8 or so, of either sign. */
-static inline void check_tame(int type, uint8_t *b, const int *scale_at) {
-    if (type == KT_MXFP4) {
-        b[0] = (uint8_t)(118 + b[0] % 4);
-    } else if (type == KT_NVFP4) {
-        for (int s = 0; s < 4; s++) b[s] = (uint8_t)(b[s] % 32);
-    } else if (type == KT_IQ1_M) { /* the half float's upper byte is two nibbles apart */
-        b[53] = (uint8_t)((b[53] & 0x3F) | 0xC0);
-        b[55] = (uint8_t)((b[55] & 0x8F) | 0x10);
-    } else {
-        for (int k = 0; k < 2; k++) {
-            uint8_t *d = b + scale_at[k];
-            d[1] = (uint8_t)((d[1] & 0x83) | 0x1C);
-        }
-    }
-}
-
 /* Random blocks of a weight type with ordinary scales; n elements, whole blocks. */
 static inline void check_random_weights(struct rng *r, int type, uint8_t *dst, int64_t n) {
-    static const int scale_at[KT_MAX][2] = {
-        [KT_Q4_1] = {0, 2}, [KT_Q5_1] = {0, 2}, [KT_Q2_K] = {80, 82},  [KT_Q3_K] = {108, 108},
-        [KT_Q4_K] = {0, 2}, [KT_Q5_K] = {0, 2}, [KT_Q6_K] = {208, 208}};
     int64_t bytes = ktype_row_bytes(type, n);
     int size = ktype_block_bytes(type);
     if (type == KT_F32) {
@@ -141,7 +122,7 @@ static inline void check_random_weights(struct rng *r, int type, uint8_t *dst, i
         }
         return;
     }
-    for (int64_t b = 0; b < bytes; b += size) check_tame(type, dst + b, scale_at[type]);
+    for (int64_t b = 0; b < bytes; b += size) tame_block(type, dst + b);
 }
 
 #endif

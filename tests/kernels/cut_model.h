@@ -137,8 +137,35 @@ static inline int put_keys(struct bytes *b, uint32_t value) {
     return (int)ARRAY_LEN(ints) + 2;
 }
 
-/* The bytes of a model whose matrices are of this type; heads have `value` values; scaled: with a
- * scale beside the head. */
+/* n factors: 2^(step * (i mod 3) + base). */
+static inline void put_scale(struct writer *w, const char *name, uint64_t n, int base, int step) {
+    const uint64_t ne[1] = {n};
+    put_padding(&w->data, 32);
+    put_tensor(&w->infos, name, 1, ne, KT_F32, w->data.n);
+    for (uint64_t i = 0; i < n; i++) {
+        float f = ldexpf(1, step * (int)(i % 3) + base);
+        put(&w->data, &f, sizeof f);
+    }
+    w->n_tensors++;
+}
+
+/* Factors beside weights, that make up for each other but for the head's, a half. */
+static inline void put_scales(struct writer *w) {
+    put_scale(w, "blk.0.attn_v_b.scale", 1, 2, 0);
+    put_scale(w, "blk.0.attn_output.scale", 1, -2, 0);
+    put_scale(w, "blk.1.attn_v_b.scale", HEADS, 3, 0);
+    put_scale(w, "blk.1.attn_output.scale", 1, -3, 0);
+    put_scale(w, "blk.0.ffn_up.scale", 1, 1, 0);
+    put_scale(w, "blk.0.ffn_down.scale", 1, -1, 0);
+    put_scale(w, "blk.1.ffn_up_shexp.scale", 1, -1, 0);
+    put_scale(w, "blk.1.ffn_down_shexp.scale", 1, 1, 0);
+    put_scale(w, "blk.1.ffn_up_exps.scale", EXPERTS, 1, 2);
+    put_scale(w, "blk.1.ffn_down_exps.scale", EXPERTS, -1, -2);
+    put_scale(w, "output.scale", 1, -1, 0);
+}
+
+/* The bytes of a model whose matrices are of this type; heads have `value` values; scaled: with
+ * factors beside weights. */
 static inline struct bytes model_bytes(int type, uint32_t value, bool scaled) {
     struct writer w = {.type = type, .rng = rng_new((uint64_t)type + 100)};
     struct bytes keys = {0};
@@ -146,7 +173,7 @@ static inline struct bytes model_bytes(int type, uint32_t value, bool scaled) {
     for (int b = 0; b < 2; b++) put_block(&w, b, value);
     vector(&w, -1, "output_norm.weight", D);
     matrix(&w, -1, "output", D, VOCAB, 1);
-    if (scaled) vector(&w, -1, "output.scale", 1);
+    if (scaled) put_scales(&w);
     int n_keys = put_keys(&keys, value);
     put_header(&w.b, 3, (uint64_t)w.n_tensors, (uint64_t)n_keys);
     put(&w.b, keys.p, keys.n);

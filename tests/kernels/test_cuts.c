@@ -174,7 +174,7 @@ static void expect_refused(const struct gguf *g, const struct kernels *k, int wo
 static void what_cannot_be_cut_or_multiplied_is_refused_before_reading(void **state) {
     UNUSED(state);
     struct kernels plain = *kernels_table(), even = plain;
-    plain.takes_type = NULL;
+    plain.takes_type = ktype_scalar;
     plain.name = "bare";
     even.takes_uneven = false;
     struct bytes narrow = model_bytes(KT_Q4_K, 64, false), wide = model_bytes(KT_IQ3_S, 256, false);
@@ -194,16 +194,44 @@ static void what_cannot_be_cut_or_multiplied_is_refused_before_reading(void **st
     free(narrow.p), free(wide.p);
 }
 
-static void a_scale_beside_weights_is_not_left_out(void **state) {
+/* The factors make up for each other but for the head's, and are powers of two. */
+static void factors_beside_weights_are_applied_on_every_rank(void **state) {
+    UNUSED(state);
+    struct bytes bare = model_bytes(KT_NVFP4, 256, false),
+                 scaled = model_bytes(KT_NVFP4, 256, true);
+    struct gguf *g = parse_model(&bare), *h = parse_model(&scaled);
+    struct rank *ranks = check_alloc(RANKS_MAX * sizeof *ranks);
+    float half[OUTS * VOCAB];
+    run(g, 1, ranks);
+    for (int i = 0; i < OUTS * VOCAB; i++) half[i] = ranks[0].logits[i] / 2;
+    drop(ranks, 1);
+    for (int world = 1; world <= RANKS_MAX; world *= 2) {
+        run(h, world, ranks);
+        for (int i = 0; i < world; i++) {
+            const struct layer *b = &ranks[i].m.layers[1];
+            compare(KT_NVFP4, world, half, ranks[i].logits);
+            assert_int_equal(b->v_b.scales, world < HEADS ? HEADS / world : 1);
+            assert_int_equal(b->up_exps.scales, EXPERTS);
+            assert_true(b->down_exps.scale[1] == 0.125f && b->q_b.scales == 0);
+        }
+        drop(ranks, world);
+    }
+    free(ranks);
+    gguf_close(g), gguf_close(h);
+    free(bare.p), free(scaled.p);
+}
+
+static void factors_of_another_number_are_refused(void **state) {
     UNUSED(state);
     struct bytes b = model_bytes(KT_NVFP4, 256, true);
+    uint8_t *name = memmem(b.p, b.n, "blk.1.attn_v_b.scale", 20);
+    memcpy(name, "blk.1.attn_q_b.scale", 20);
     struct gguf *g = parse_model(&b);
     struct hparams hp;
     struct err_text err = {0};
     assert_int_equal(model_read_hparams(&hp, g, &err), ERR_FORMAT);
-    assert_string_equal(err.text,
-                        "cuts.gguf: output.weight: expected NVFP4 weights without a scale of their "
-                        "own, found output.scale");
+    assert_string_equal(
+        err.text, "cuts.gguf: blk.1.attn_q_b.scale: expected shape [1, 1, 1], found [8, 1, 1]");
     gguf_close(g);
     free(b.p);
 }
@@ -211,7 +239,8 @@ static void a_scale_beside_weights_is_not_left_out(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_share_every_type_and_agree_with_one),
-        cmocka_unit_test(a_scale_beside_weights_is_not_left_out),
+        cmocka_unit_test(factors_beside_weights_are_applied_on_every_rank),
+        cmocka_unit_test(factors_of_another_number_are_refused),
         cmocka_unit_test(what_cannot_be_cut_or_multiplied_is_refused_before_reading),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

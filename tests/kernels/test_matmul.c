@@ -15,7 +15,8 @@ static struct kmat random_mat(struct rng *rng, int type, int64_t count, int64_t 
     struct kctx *ctx[3];
     check_contexts(ctx);
     struct kmat m = {
-        type, count, rows, cols, k->alloc(ctx[0], k->mat_bytes(type, count, rows, cols)), 0};
+        type, count, rows, cols, k->alloc(ctx[0], k->mat_bytes(type, count, rows, cols)),
+        0,    0,     NULL};
     uint8_t *file = check_alloc((size_t)(rows * ktype_row_bytes(type, cols)));
     assert_non_null(m.data);
     for (int64_t at = 0; at < count; at++) {

@@ -205,7 +205,7 @@ static void embedding_is_the_decoded_row(void **state) {
     uint8_t *bytes = check_alloc((size_t)(VOCAB * ktype_row_bytes(KT_Q6_K, D)));
     float h[3][D], expected[D], zero[D] = {0};
     int32_t token[3] = {8, 1000, 3}, slot[3] = {0, -1, 1};
-    struct kmat table = {KT_Q6_K, 1, VOCAB, D, bytes, 0};
+    struct kmat table = {KT_Q6_K, 1, VOCAB, D, bytes, 0, 0, NULL};
     struct kbatch b = {.n_rows = 3, .token = token, .slot = slot};
     check_random_weights(&rng, KT_Q6_K, bytes, VOCAB * D);
     for (int i = 0; i < n_ctx; i++) {
@@ -299,7 +299,7 @@ struct layer {
 static struct kmat layer_mat(struct rng *rng, int type, int64_t count, int64_t rows, int64_t cols) {
     struct kmat m = {
         type, count, rows, cols, check_alloc((size_t)(count * rows * ktype_row_bytes(type, cols))),
-        0};
+        0, 0, NULL};
     check_random_weights(rng, type, m.data, count * rows * cols);
     return m;
 }

@@ -118,9 +118,7 @@ static void what_does_not_split_is_said(void **state) {
     ask = ask_of(1, 0, 4, 16);
     ask.cuda = true;
     p = made(g, &ask);
-    assert_false(p->fits);
-    assert_true(p->notes[0].refused);
-    assert_string_equal(p->notes[0].why, "type IQ3_S is not multiplied on this kind of device");
+    assert_true(p->fits && p->n_notes == 0);
     free(p);
     gguf_close(g);
     free(b.p);
