@@ -90,7 +90,7 @@ static int array_of(const struct gguf *g, const char *key, bool strings, const s
 
 static int read_types(struct vocab *v, const struct gguf *g, struct err_text *err) {
     static const char key[] = "tokenizer.ggml.token_type";
-    const struct gguf_kv *kv;
+    const struct gguf_kv *kv = NULL;
     TRY(array_of(g, key, false, &kv, err));
     if (kv->count != (uint64_t)v->n)
         return err_set(err, ERR_FORMAT, "%s: expected %d entries (as many as tokens), found %llu",
@@ -156,7 +156,7 @@ static int check_twins(const struct vocab *v, struct err_text *err) {
 
 int vocab_load(struct vocab *v, const struct gguf *g, struct err_text *err) {
     static const char key[] = "tokenizer.ggml.tokens";
-    const struct gguf_kv *kv;
+    const struct gguf_kv *kv = NULL;
     *v = (struct vocab){0};
     TRY(array_of(g, key, true, &kv, err));
     if (kv->count == 0 || kv->count > INT32_MAX / 4 || kv->data_bytes > UINT32_MAX)

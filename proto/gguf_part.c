@@ -307,7 +307,7 @@ static int parse_type(struct reader *r, struct gguf_tensor *t) {
 
 /* Leaves the offset relative to the data section, whose start is not known yet. */
 static int parse_tensor(struct reader *r, struct gguf_tensor *t, uint64_t i) {
-    struct gguf_str name;
+    struct gguf_str name = {0};
     snprintf(r->what, sizeof r->what, "tensor %llu", (ull)i);
     TRY(take_str(r, LIMIT_GGUF_NAME_BYTES - 1, &name));
     TRY(check_name(r, "tensor name", name));
