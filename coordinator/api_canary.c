@@ -2,7 +2,7 @@
  *
  * Owns: the one request to the engine.  Called by: http.c (routes), for `octavo probe canary`.
  * Fails how: 503 with the state, or "late" after LIMIT_CANARY_SECONDS.
- * Tested by: tests/unit/test_api_look.c, tests/faults/test_canary.py
+ * Tested by: tests/unit/test_api_look.c, tests/faults/test_probe.py, test_health.py
  *
  * The other health routes tell what is known; this one finds out. A prompt of a few tokens goes
  * before everything that waits and costs one row of a step, so it disturbs nobody. Where even that

@@ -1,8 +1,9 @@
 /* coordinator/device_memory.c: the sources none and script, and what all sources share. See
  * device_memory.h.
  *
- * Owns: the path of a script.  Called by: reclaim.c, fleet.c.  Fails how: see device_memory.h.
- * Limits: SCRIPT_LINE_BYTES a line.  Tested by: tests/unit/test_reclaim.c
+ * Owns: the path of a script.  Called by: see device_memory.h.
+ * Fails how: see device_memory.h.  Limits: SCRIPT_LINE_BYTES a line.
+ * Tested by: tests/unit/test_reclaim.c
  *
  * A script could hold the answers of one look after another; it holds states by time instead, and is
  * read again each time, because a test of whole processes does not know how often anybody looks, and

@@ -16,7 +16,8 @@
  * An empty line or one that starts with # says nothing.
  *
  * Owns: what the source needs (a library handle, a path).
- * Called by: reclaim.c, fleet.c, on the loop thread.
+ * Called by: reclaim.c, cmd_guard.c, the doctor; a driver's source by device_thread.c alone, which
+ * stands between it and a loop that may not wait.
  * Fails how: device_memory_open with ERR_SETUP and a sentence; a look says so in its sample.
  * Limits: DEVICE_MAX devices, DEVICE_HOLDERS_MAX processes on one; more are counted, not listed.
  * Tested by: tests/unit/test_reclaim.c, tests/unit/test_nvml.c

@@ -4,7 +4,7 @@
  * Fails how: a rank that does not answer is found as in any step; an answer that is no token, or
  * another token than before, loses every rank: nobody can be blamed.
  * Limits: CANARY_ROWS tokens, one page that no sequence ever gets.
- * Tested by: tests/unit/test_engine.c, tests/faults/test_canary.py
+ * Tested by: tests/unit/test_engine.c, tests/faults/test_health.py
  *
  * Ranks that have loaded and joined can still be unable to answer: a kernel that does not run on
  * this device, a graph that cannot be captured, a byte that was read wrongly. So between JOINED and

@@ -1,7 +1,7 @@
 /* coordinator/http.c: connections: accept, read, write, time out, close.
  *
  * Owns: the listener, every connection and its buffers, one timer.
- * Called by: api.c (http_listen…), libuv.
+ * Called by: api_server.c (http_listen…), libuv.
  * Fails how: whatever a client does ends at most that client's connection.
  * Limits: LIMIT_CONNECTIONS, LIMIT_DESCRIPTORS_KEPT, LIMIT_PIPELINE_BYTES, LIMIT_BODIES_BYTES,
  * LIMIT_*_SECONDS. Tested by: tests/unit/test_http.c

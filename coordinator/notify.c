@@ -9,8 +9,7 @@
  * reason: all of them are bounded and end in an exit code, which a kill would hide.
  *
  * How long loading and draining take depends on the model and on the clients, so the manager's
- * fixed limits are moved ahead of us for as long as the loop turns; the bounds that count are our
- * own
+ * fixed limits are moved ahead of us for as long as the loop turns; the bounds that count are ours
  * (--load-timeout, --drain-timeout), because they know what they wait for.
  *
  * Why not libsystemd: its sd_notify waits while the manager's queue of ten or so is full, and with

@@ -1,6 +1,6 @@
 /* coordinator/pin.c: which cores each worker may run on. See pin.h.
  *
- * Owns: nothing; pure.  Called by: fleet.c.  Fails how: it does not.
+ * Owns: nothing; pure.  Called by: launch.c, gpus.c.  Fails how: it does not.
  * Tested by: tests/unit/test_fleet.c
  *
  * With a core or more per worker each gets a run of neighbours of its own, so that no two step

@@ -1,6 +1,6 @@
 /* coordinator/pin.h: which cores each worker may run on.
  *
- * Owns: nothing; pure.  Called by: fleet.c.  Fails how: it does not.
+ * Owns: nothing; pure.  Called by: launch.c, gpus.c.  Fails how: it does not.
  * Limits: CPU_SETSIZE cores.  Tested by: tests/unit/test_fleet.c
  */
 #ifndef OCTAVO_COORDINATOR_PIN_H

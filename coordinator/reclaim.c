@@ -1,7 +1,7 @@
 /* coordinator/reclaim.c: the gate between a death and the next start. See reclaim.h.
  *
- * Owns: nothing beyond struct reclaim.  Called by: fleet.c.  Fails how: see reclaim.h.
- * Limits: see reclaim.h.  Tested by: tests/unit/test_reclaim.c
+ * Owns: nothing beyond struct reclaim.  Called by: fleet_gate.c, cmd_guard.c.
+ * Fails how: see reclaim.h.  Limits: see reclaim.h.  Tested by: tests/unit/test_reclaim.c
  *
  * A process that has exited has not yet given its device memory back: the driver does so afterwards,
  * in seconds, and a successor that starts before finds no room and dies of it. Two signs together

@@ -5,7 +5,7 @@
  * constants of the GGUF format, as published with the MIT-licensed ggml project. Entries are small
  * vectors; a code in a block is the number of an entry.
  *
- * Owns: the tables, filled before main.  Called by: quant.c, cpu/decode.h.
+ * Owns: the tables, filled before main.  Called by: quant.c, cpu/decode.h, cuda/plain.cu.
  * Fails how: cannot.  Tested by: tests/kernels/test_dequant.c (a digest of every table, taken from
  * the `gguf` Python package)
  */

@@ -6,7 +6,7 @@
  *
  * These decoders are the specification, not the fast path: each value is computed by the formula in
  * the comment beside it, every product and difference rounded to float32 in the written order
- * (the build forbids contraction). cpu/decode.c and the CUDA decoders are compared with them bit by
+ * (the build forbids contraction). cpu/decode.h and the CUDA decoders are compared with them bit by
  * bit. Bytes are assembled by hand rather than through structs, because blocks lie at any
  * alignment.
  *

@@ -1,7 +1,7 @@
 /* worker/coll_host.c: collectives of a device through host memory.
  *
  * Owns: a staging buffer and the shared-memory coll beneath.
- * Called by: coll_open; forward.c through struct coll.
+ * Called by: coll_open_cuda.cu; forward.c through struct coll.
  * Fails how: as the coll beneath: ERR_ABORTED once the generation is aborted.
  * Limits: HOST_PIECE_BYTES travel at once; not for graphs.
  * Tested by: tests/unit/test_coll_nccl.c (on the CPU backend), tests/gpu/test_coll_gpu.cu

@@ -4,7 +4,7 @@
  * on the host from call to call. Wire type float32; sums in rank order.
  *
  * Owns: struct ipc_slab, the memory that the peers map; it outlives the generations.
- * Called by: coll_open.c, benchmarks, tests.
+ * Called by: coll_open_cuda.cu, benchmarks, tests.
  * Fails how: ERR_SETUP or ERR_SYS with a sentence at open, when peers cannot map each other's
  * memory: all ranks then get an error, so that all can agree on another way. Tested by:
  * tests/gpu/test_coll_gpu.cu

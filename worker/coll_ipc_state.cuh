@@ -1,6 +1,6 @@
 /* worker/coll_ipc_state.cuh: what coll_ipc.cu and coll_ipc_open.cu share.
  *
- * Called by: those two.  Tested by: tests/gpu/test_coll_gpu.cu
+ * Called by: those two, coll_open_cuda.cu.  Tested by: tests/gpu/test_coll_gpu.cu
  */
 #ifndef OCTAVO_WORKER_COLL_IPC_STATE_H
 #define OCTAVO_WORKER_COLL_IPC_STATE_H

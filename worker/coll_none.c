@@ -1,6 +1,6 @@
 /* worker/coll_none.c: collectives of a world of one rank.
  *
- * Owns: its struct.  Called by: main.c for --world 1, tests.
+ * Owns: its struct.  Called by: coll_open_cpu.c, coll_open_cuda.cu, benchmarks, tests.
  * Fails how: ERR_ABORTED after coll_abort, like the others, so that callers have one behaviour.
  * Limits: none.  Tested by: tests/unit/test_coll.c
  *

@@ -1,7 +1,7 @@
 /* worker/cut.c: which part of a tensor a rank holds. See cut.h.
  *
  * Owns: nothing.  Called by: load.c.  Fails how: see cut.h.  Limits: none.
- * Tested by: tests/unit/test_cuts.c
+ * Tested by: tests/kernels/test_cuts.c
  *
  * A cut by columns must fall between quantised blocks, and the rows of gate and up are the columns
  * of down, so the three are cut by the blocks of down (need.grain). Where those do not divide by

@@ -2,7 +2,7 @@
  *
  * Owns: nothing; pure.  Called by: load.c.
  * Fails how: ERR_SETUP with tensor, expected, found, when ranks cannot share it.
- * Tested by: tests/unit/test_cuts.c, tests/unit/test_worker.c
+ * Tested by: tests/kernels/test_cuts.c, tests/unit/test_worker.c
  */
 #ifndef OCTAVO_WORKER_CUT_H
 #define OCTAVO_WORKER_CUT_H

@@ -1,6 +1,6 @@
 /* worker/process.c: see process.h.
  *
- * Owns: nothing.  Called by: main.c before any thread exists; process_has_parent by control.c.
+ * Owns: nothing.  Called by: main.c and self_test.c before any thread exists.
  * Fails how: see process.h.  Limits: CPU_SETSIZE cores.
  * Tested by: tests/unit/test_worker.c
  *

@@ -1,7 +1,7 @@
 /* worker/process.h: what the worker is to the operating system: child of its coordinator, on its
  * cores, near its memory.
  *
- * Owns: nothing.  Called by: main.c, control.c.
+ * Owns: nothing.  Called by: main.c, self_test.c.
  * Fails how: process_pin returns ERR_SETUP with a sentence.
  */
 #ifndef OCTAVO_WORKER_PROCESS_H

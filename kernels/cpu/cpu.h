@@ -5,7 +5,7 @@
  * Fails how: cannot.  Limits: CPU_*.  Tested by: tests/kernels/
  *
  * Everything that costs time goes through struct cpu_isa. Its three instances are one source
- * (inner.c, decode.c over simd.h) compiled three times, and give identical bits.
+ * (inner.c, decode.h over simd.h) compiled three times, and give identical bits.
  */
 #ifndef OCTAVO_KERNELS_CPU_CPU_H
 #define OCTAVO_KERNELS_CPU_CPU_H

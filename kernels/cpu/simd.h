@@ -1,6 +1,6 @@
 /* kernels/cpu/simd.h: sixteen floats, or sixteen 32-bit integers, as one value.
  *
- * Owns: nothing; pure.  Called by: inner.c and decode.c, which are compiled once per instruction
+ * Owns: nothing; pure.  Called by: inner.c and decode.h, which are compiled once per instruction
  * set. Tested by: tests/kernels/test_dequant.c, test_matmul.c, test_ops.c, which compare the three.
  *
  * Three renderings of the same few operations: AVX-512 (one register), AVX2 with FMA (two), and

@@ -1,6 +1,6 @@
 /* kernels/cuda/cache.cuh: where a position's row stands in a paged cache, and its element type.
  *
- * Owns: nothing.  Called by: prep.cu, select.cu, attend.cu.
+ * Owns: nothing.  Called by: prep.cuh, select.cu, attend_many.cu.
  */
 #ifndef OCTAVO_KERNELS_CUDA_CACHE_H
 #define OCTAVO_KERNELS_CUDA_CACHE_H

@@ -1,6 +1,7 @@
 /* kernels/cuda/dense.cuh: unquantised matrices (F32, F16, BF16), which keep file order.
  *
- * Owns: nothing.  Called by: matmul.cu, experts.cu, embed.cu.  Tested by: tests/gpu/check_ops.c
+ * Owns: nothing.  Called by: gemv.cu, gemm_dense.cu, experts_many.cu, rows.cu.
+ * Tested by: tests/gpu/check_ops.c
  */
 #ifndef OCTAVO_KERNELS_CUDA_DENSE_H
 #define OCTAVO_KERNELS_CUDA_DENSE_H

@@ -1,6 +1,6 @@
 /* kernels/cuda/quant.cuh: how quantised matrices lie on the device, and how a warp decodes them.
  *
- * Owns: nothing.  Called by: repack.cu, gemv.cuh, gemm.cu, embed.cu.
+ * Owns: nothing.  Called by: file_block.cuh, gemv.cuh, gemm.cu, unpack.cuh, plain.cuh.
  * Tested by: tests/gpu/check_ops.c (unpacking gives the file's bytes back; products agree)
  *
  * Layout. A matrix is cut into tiles of sixteen rows (the last one padded with zero blocks), a tile

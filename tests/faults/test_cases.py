@@ -1,6 +1,6 @@
 """Faults that other servers were reported to have, and which test tries each; those that had none are here.
 
-The names of the cases are those of a list kept beside the project. A case that needs a GPU or a driver names
+A case has the letter of its kind (see the comments in CASES) and a number. One that needs a GPU or a driver names
 the test that runs there, or what stands in for it here.
 """
 import json
