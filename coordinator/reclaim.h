@@ -11,7 +11,7 @@
  *                    ├─ by a stranger, who is named and left alone ─────────────────────> HELD_BY_STRANGER
  *                    └─ by nobody that the driver knows of ─────────────────────────────> HELD_BY_NOBODY
  *
- * Owns: what was seen of each device while its ranks lived.  Called by: fleet.c, from its tick.
+ * Owns: what was seen of each device while its ranks lived.  Called by: fleet_gate.c, cmd_guard.c.
  * Fails how: by a verdict and a sentence.  Limits: LIMIT_RANKS, DEVICE_MAX.
  * Tested by: tests/unit/test_reclaim.c, tests/faults/test_reclaim.py
  */

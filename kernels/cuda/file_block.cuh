@@ -1,10 +1,10 @@
 /* kernels/cuda/file_block.cuh: quantised blocks in file order, element by element.
  *
- * Owns: nothing.  Called by: repack.cu.  Fails how: cannot.
+ * Owns: nothing.  Called by: repack.cu, rows.cu.  Fails how: cannot.
  * Tested by: tests/gpu/check_ops.c
  *
  * Slow on purpose: one element at a time, straight from the format's definition. It runs while
- * weights are loaded, where the link to the host is the limit.
+ * weights are loaded, where the link to the host is the limit, and for the rows of an embedding.
  */
 #ifndef OCTAVO_KERNELS_CUDA_FILE_BLOCK_H
 #define OCTAVO_KERNELS_CUDA_FILE_BLOCK_H
