@@ -8,7 +8,7 @@
  * (a microsecond, while x arrives), and the second kernel makes x of what the first left, multiplies
  * the down projections of the shared expert and of all chosen ones and adds them up: a tile of
  * sixteen rows of y is one block's, so the sum needs no memory and has a fixed order. Only the
- * shared expert's weights are known before the first kernel has ended. Both rehearse, as gemv.cu does.
+ * shared expert's weights are known before the first kernel has ended.
  */
 #include <algorithm>
 
@@ -33,13 +33,15 @@ struct one_up_args {
     float *act;                 /* [U, F] */
 };
 
-/* Lane j: choice j and its weight, or -1. By a warp of each block; the first block's tells others. */
-static __device__ __forceinline__ int one_route(const struct one_up_args &a, bool real) {
+/* Lane j: choice j or -1. By a warp of each block, from the others' gates and keys; the first block's
+ * tells others. */
+static __device__ __forceinline__ int one_route(const struct one_up_args &a, const float *gate,
+                                                const uint32_t *keys) {
     int lane = threadIdx.x & 31, U = a.route.n_used, id = -1;
     float weight = 0;
-    if (a.routed) return lane < U ? __ldcg(a.route.ids + lane) : -1;
-    if (a.route.slot[0] >= 0) route_row_fast(a.route, 0, &id, &weight);
-    if (real && blockIdx.x == 0) {
+    if (a.routed) return lane < U ? a.route.ids[lane] : -1;
+    if (a.route.slot[0] >= 0) route_pick(a.route, gate, keys, &id, &weight);
+    if (blockIdx.x == 0) {
         if (lane == 0) a.seg[0] = id >= 0 ? U : 0;
         if (lane < U) {
             a.route.ids[lane] = id, a.route.weights[lane] = id >= 0 ? weight : 0;
@@ -55,6 +57,8 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     one_up_kernel(const __grid_constant__ struct one_up_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ int32_t ids[32];
+    __shared__ float gate_of[ROUTE_FAST];
+    __shared__ uint32_t key_of[ROUTE_FAST];
     constexpr int TEAM = WARPS / 2;
     struct gv_smem s = gv_carve(smem, WARPS, a.ring);
     struct gv_ring ring;
@@ -66,69 +70,63 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     gv_ring_init(s, &ring, m.mat.run_stride);
     __syncthreads();
     gdc_trigger();
-#pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        bool real = pass == 1;
-        if (real) {
-            gdc_wait();
-            struct gv_x from = {a.image, runs, 0, 1, NULL, 1};
-            gv_x_request(s, from, 1, 0, runs, 0, 0, 0);
+    gdc_wait();
+    struct gv_x from = {a.image, runs, 0, 1, NULL, 1};
+    gv_x_request(s, from, 1, 0, runs, 0, 0, 0);
+    if (!a.routed) route_keys(a.route, gate_of, key_of);
+    __syncthreads();
+    if (warp == WARPS - 1) ids[lane] = one_route(a, gate_of, key_of);
+    __syncthreads();
+    int n_items = ids[0] >= 0 ? a.route.n_used * a.groups : 0;
+    int item = (int)blockIdx.x, next_item = at_tile < team ? item : n_items;
+    int next_run = runs;
+    const uint8_t *src = NULL;
+    auto request = [&]() {
+        while (next_run >= runs) {
+            if (next_item >= n_items) return;
+            int choice = next_item / a.groups;
+            int tile = (next_item - choice * a.groups) * team + at_tile;
+            next_item += (int)gridDim.x;
+            if (tile >= tiles) continue;
+            next_run = wk;
+            src = m.w + ids[choice] * m.w_mat + tile * tile_bytes +
+                  (int64_t)wk * m.mat.run_stride;
         }
-        if (warp == WARPS - 1) ids[lane] = one_route(a, real);
+        gv_issue(s, &ring, src, gv_bytes(m.mat, a.cols, next_run));
+        next_run += a.wk;
+        src += (int64_t)a.wk * m.mat.run_stride;
+    };
+    for (int i = 0; i < ring.slots; i++) request();
+    mbar_wait(s.x_bar, 0);
+    for (; item < n_items; item += (int)gridDim.x) {
+        int choice = item / a.groups, tile = item % a.groups * team + at_tile;
+        bool mine = at_tile < team && tile < tiles;
+        float acc[4] = {0, 0, 0, 0};
+        for (int run = mine ? wk : runs; run < runs; run += a.wk) {
+            const uint8_t *slot = gv_take(s, &ring);
+            gv_run<1>(m.mat.type, acc, slot, s.x + run * GV_RECORD, 0, 1,
+                      min(8, (a.cols - run * GV_RUN) / 32));
+            __syncwarp();
+            request();
+        }
+        float2 *red = (float2 *)s.red;
+        red[warp * 32 + lane] = make_float2(acc[0], acc[1]);
         __syncthreads();
-        int n_items = ids[0] >= 0 ? a.route.n_used * a.groups : 0, last = real ? n_items : 1;
-        int item = real ? (int)blockIdx.x : 0, next_item = at_tile < team ? item : n_items;
-        int next_run = runs;
-        const uint8_t *src = NULL;
-        auto request = [&]() {
-            while (next_run >= runs) {
-                if (next_item >= n_items) return;
-                int choice = next_item / a.groups;
-                int tile = (next_item - choice * a.groups) * team + at_tile;
-                next_item += (int)gridDim.x;
-                if (tile >= tiles) continue;
-                next_run = wk;
-                src = m.w + ids[choice] * m.w_mat + tile * tile_bytes +
-                      (int64_t)wk * m.mat.run_stride;
+        if (warp < TEAM && wk == 0 && mine) {
+            float gate[4] = {0, 0, 0, 0}, up[4] = {0, 0, 0, 0};
+            for (int i = 0; i < a.wk; i++) {
+                float2 v = red[(warp + i) * 32 + lane], u = red[(warp + TEAM + i) * 32 + lane];
+                gate[0] += v.x, gate[1] += v.y, up[0] += u.x, up[1] += u.y;
             }
-            gv_issue(s, &ring, src, gv_bytes(m.mat, a.cols, next_run));
-            next_run += a.wk;
-            src += (int64_t)a.wk * m.mat.run_stride;
-        };
-        if (real) {
-            for (int i = 0; i < ring.slots; i++) request();
-            mbar_wait(s.x_bar, 0);
+            float g[2] = {0, 0};
+            gv_results(gate, 1, 1, [&](int r, int, float v) { g[r / 8] = v; });
+            gv_results(up, 1, 1, [&](int r, int, float v) {
+                int row = tile * 16 + r;
+                if (row < a.rows)
+                    a.act[(int64_t)choice * a.rows + row] = silu(g[r / 8]) * v;
+            });
         }
-        for (; item < last; item += (int)gridDim.x) {
-            int choice = item / a.groups, tile = item % a.groups * team + at_tile;
-            bool mine = at_tile < team && tile < tiles;
-            float acc[4] = {0, 0, 0, 0};
-            for (int run = mine ? wk : runs; run < runs; run += real ? a.wk : runs) {
-                const uint8_t *slot = real ? gv_take(s, &ring) : s.ring_ptr;
-                gv_run<1>(m.mat.type, acc, slot, s.x + run * GV_RECORD, 0, 1,
-                          min(8, (a.cols - run * GV_RUN) / 32));
-                __syncwarp();
-                if (real) request();
-            }
-            float2 *red = (float2 *)s.red;
-            red[warp * 32 + lane] = make_float2(acc[0], acc[1]);
-            __syncthreads();
-            if (warp < TEAM && wk == 0 && mine) {
-                float gate[4] = {0, 0, 0, 0}, up[4] = {0, 0, 0, 0};
-                for (int i = 0; i < a.wk; i++) {
-                    float2 v = red[(warp + i) * 32 + lane], u = red[(warp + TEAM + i) * 32 + lane];
-                    gate[0] += v.x, gate[1] += v.y, up[0] += u.x, up[1] += u.y;
-                }
-                float g[2] = {0, 0};
-                gv_results(gate, 1, 1, [&](int r, int, float v) { g[r / 8] = v; });
-                gv_results(up, 1, 1, [&](int r, int, float v) {
-                    int row = tile * 16 + r;
-                    if (real && row < a.rows)
-                        a.act[(int64_t)choice * a.rows + row] = silu(g[r / 8]) * v;
-                });
-            }
-            __syncthreads();
-        }
+        __syncthreads();
     }
 }
 
@@ -215,70 +213,61 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     int at = lane / 4 * 32 + lane % 4 * 4;
     auto load8 = [&](const float *p, int k, int cols, float (&v)[8]) {
         float4 e = make_float4(0, 0, 0, 0), f = e;
-        if (k < cols) e = fresh4(p + k), f = fresh4(p + k + 16);
+        if (k < cols) e = load_float4(p + k), f = load_float4(p + k + 16);
         v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w, v[4] = f.x, v[5] = f.y, v[6] = f.z, v[7] = f.w;
     };
+    gdc_wait();
+    float weight = 0;
+    if (lane < a.U) id = a.ids[lane], weight = a.weights[lane];
 #pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        bool real = pass == 1;
-        if (real) gdc_wait();
-        float weight = 0;
-        if (lane < a.U) id = __ldcg(a.ids + lane), weight = __ldcg(a.weights + lane);
-#pragma unroll 1
-        for (int unit = warp; unit < own + a.U * runs; unit += WARPS) {
-            float v[8], u[8];
-            if (unit < own) {
-                load8(a.gate, unit * GV_RUN + at, a.shared_cols, v);
-                if (a.up) load8(a.up, unit * GV_RUN + at, a.shared_cols, u);
+    for (int unit = warp; unit < own + a.U * runs; unit += WARPS) {
+        float v[8], u[8];
+        if (unit < own) {
+            load8(a.gate, unit * GV_RUN + at, a.shared_cols, v);
+            if (a.up) load8(a.up, unit * GV_RUN + at, a.shared_cols, u);
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    if (a.up) v[i] = silu(v[i]) * u[i];
-            } else {
-                int choice = (unit - own) / runs, run = (unit - own) - choice * runs;
-                load8(a.act + (int64_t)choice * a.cols, run * GV_RUN + at, a.cols, v);
-            }
-            if (real && unit == warp) { /* while that is on its way */
-                units += __shfl_sync(~0u, id, 0) >= 0 ? a.U * runs : 0;
-                for (; asked < ring.slots && next < units; asked++) request();
-            }
-            gv_record(s.x + unit * GV_RECORD, v);
-            if (!real) break;
+            for (int i = 0; i < 8; i++)
+                if (a.up) v[i] = silu(v[i]) * u[i];
+        } else {
+            int choice = (unit - own) / runs, run = (unit - own) - choice * runs;
+            load8(a.act + (int64_t)choice * a.cols, run * GV_RUN + at, a.cols, v);
         }
-        if (real && warp >= own + a.U * runs) { /* nothing of x was this warp's */
+        if (unit == warp) { /* while that is on its way */
             units += __shfl_sync(~0u, id, 0) >= 0 ? a.U * runs : 0;
             for (; asked < ring.slots && next < units; asked++) request();
         }
-        __syncthreads();
-        float acc[4] = {0, 0, 0, 0};
-        /* a rehearsal: one unit of the shared expert's type, one of the others' */
-        int end = real ? units : own + 1, step = real ? a.wk : max(own, 1);
-        for (int unit = !mine ? end : real ? wk : 0; unit < end; unit += step) {
-            const uint8_t *slot = real ? gv_take(s, &ring) : s.ring_ptr;
-            const uint8_t *x = s.x + unit * GV_RECORD;
-            bool shared = unit < own;
-            int choice = shared ? 0 : (unit - own) / runs;
-            int k = (shared ? unit : (unit - own) - choice * runs) * GV_RUN;
-            float part[4] = {0, 0, 0, 0}, f = shared ? 1.f : __shfl_sync(~0u, weight, choice);
-            gv_run<1>(shared ? a.shared.mat.type : a.down.mat.type, part, slot, x, 0, 1,
-                      min(8, ((shared ? a.shared_cols : a.cols) - k) / 32));
-            acc[0] += f * part[0], acc[1] += f * part[1];
-            __syncwarp();
-            if (real) request();
-        }
-        float2 *red = (float2 *)s.red;
-        red[warp * 32 + lane] = make_float2(acc[0], acc[1]);
-        __syncthreads();
-        if (wk == 0 && mine) {
-            for (int i = 1; i < a.wk; i++) {
-                float2 v = red[(warp + i) * 32 + lane];
-                acc[0] += v.x, acc[1] += v.y;
-            }
-            gv_results(acc, 1, 1, [&](int r, int, float v) {
-                if (real && tile * 16 + r < a.rows) a.y[tile * 16 + r] = v;
-            });
-        }
-        __syncthreads();
+        gv_record(s.x + unit * GV_RECORD, v);
     }
+    if (warp >= own + a.U * runs) { /* nothing of x was this warp's */
+        units += __shfl_sync(~0u, id, 0) >= 0 ? a.U * runs : 0;
+        for (; asked < ring.slots && next < units; asked++) request();
+    }
+    __syncthreads();
+    float acc[4] = {0, 0, 0, 0};
+    for (int unit = mine ? wk : units; unit < units; unit += a.wk) {
+        const uint8_t *slot = gv_take(s, &ring);
+        const uint8_t *x = s.x + unit * GV_RECORD;
+        bool shared = unit < own;
+        int choice = shared ? 0 : (unit - own) / runs;
+        int k = (shared ? unit : (unit - own) - choice * runs) * GV_RUN;
+        float part[4] = {0, 0, 0, 0}, f = shared ? 1.f : __shfl_sync(~0u, weight, choice);
+        gv_run<1>(shared ? a.shared.mat.type : a.down.mat.type, part, slot, x, 0, 1,
+                  min(8, ((shared ? a.shared_cols : a.cols) - k) / 32));
+        acc[0] += f * part[0], acc[1] += f * part[1];
+        __syncwarp();
+        request();
+    }
+    float2 *red = (float2 *)s.red;
+    red[warp * 32 + lane] = make_float2(acc[0], acc[1]);
+    __syncthreads();
+    if (wk != 0 || !mine) return;
+    for (int i = 1; i < a.wk; i++) {
+        float2 v = red[(warp + i) * 32 + lane];
+        acc[0] += v.x, acc[1] += v.y;
+    }
+    gv_results(acc, 1, 1, [&](int r, int, float v) {
+        if (tile * 16 + r < a.rows) a.y[tile * 16 + r] = v;
+    });
 }
 
 bool cuda_one_down(struct kctx *c, const struct kop_experts_down *o) {

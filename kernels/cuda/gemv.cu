@@ -21,7 +21,7 @@
 #define DENSE_COLS  64 /* of a unit of unquantised tiles */
 #define DENSE_LINE  320 /* bytes of a row of it in shared memory: no two rows share banks */
 #define SMALL_RUNS  24 /* of one row of x, for blocks of eight warps */
-#define SMALL_BLOCKS 3 /* of eight warps on a multiprocessor */
+#define SMALL_BLOCKS 3 /* of eight warps on a multiprocessor, those of the next kernel included */
 #define OWN_RUNS    16 /* of one row of x that each block makes for itself */
 
 /* ---- unquantised rows, one row of x ---------------------------------------------------------- */
@@ -74,34 +74,28 @@ static __device__ __forceinline__ void dense_rows(const struct gv_job &j, const 
     __syncthreads();
     gdc_trigger();
     float *red = (float *)s.red;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) { /* the first for the instruction caches */
-        float acc[DENSE_ROWS] = {0, 0};
-        if (pass == 1) {
-            gdc_wait();
-            mbar_wait(s.x_bar, 0);
-        }
-        for (int k = (int)threadIdx.x * 4; k < j.cols; k += (int)blockDim.x * 4) {
-            float4 b = __ldcg((const float4 *)(x + k));
-#pragma unroll
-            for (int r = 0; r < DENSE_ROWS; r++) {
-                float4 v = make_float4(0, 0, 0, 0);
-                if (r < n) v = *(const float4 *)(smem + r * bytes + 4 * k);
-                acc[r] += v.x * b.x + v.y * b.y + (v.z * b.z + v.w * b.w);
-            }
-        }
+    float acc[DENSE_ROWS] = {0, 0};
+    gdc_wait();
+    mbar_wait(s.x_bar, 0);
+    for (int k = (int)threadIdx.x * 4; k < j.cols; k += (int)blockDim.x * 4) {
+        float4 b = *(const float4 *)(x + k);
 #pragma unroll
         for (int r = 0; r < DENSE_ROWS; r++) {
-            acc[r] = warp_sum(acc[r]);
-            if (lane == 0) red[r * warps + warp] = acc[r];
+            float4 v = make_float4(0, 0, 0, 0);
+            if (r < n) v = *(const float4 *)(smem + r * bytes + 4 * k);
+            acc[r] += v.x * b.x + v.y * b.y + (v.z * b.z + v.w * b.w);
         }
-        __syncthreads();
-        float sum = 0;
-        if ((int)threadIdx.x < n)
-            for (int i = 0; i < warps; i++) sum += red[(int)threadIdx.x * warps + i];
-        if (pass == 1 && (int)threadIdx.x < n) j.y[head * j.y_head + row0 + threadIdx.x] = sum;
-        __syncthreads();
     }
+#pragma unroll
+    for (int r = 0; r < DENSE_ROWS; r++) {
+        acc[r] = warp_sum(acc[r]);
+        if (lane == 0) red[r * warps + warp] = acc[r];
+    }
+    __syncthreads();
+    if ((int)threadIdx.x >= n) return;
+    float sum = 0;
+    for (int i = 0; i < warps; i++) sum += red[(int)threadIdx.x * warps + i];
+    j.y[head * j.y_head + row0 + threadIdx.x] = sum;
 }
 
 /* ---- unquantised tiles, several rows of x ---------------------------------------------------- */
@@ -219,18 +213,18 @@ static __device__ __forceinline__ void make_x(const struct gv_job &j, const stru
     } else if (j.from == GV_NORMED) {
         float sum = 0;
         for (int k = (int)threadIdx.x * 4; k < j.cols; k += warps * 128) {
-            float4 v = fresh4(x + k);
+            float4 v = load_float4(x + k);
             sum += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
         }
         s = 1.f / sqrtf(block_sum(sum, spare) / (float)j.cols + a.eps);
     }
     gv_make(to, j.cols, warps, [&](int k) {
-        float4 v = j.from == GV_MERGED ? *(const float4 *)(x + k) : fresh4(x + k);
+        float4 v = j.from == GV_MERGED ? *(const float4 *)(x + k) : load_float4(x + k);
         if (j.from == GV_NORMED) {
             float4 g = load_float4(x2 + k);
             v = make_float4(v.x * s * g.x, v.y * s * g.y, v.z * s * g.z, v.w * s * g.w);
         } else if (j.from == GV_SWIGLU) {
-            float4 u = fresh4(x2 + k);
+            float4 u = load_float4(x2 + k);
             v = make_float4(silu(v.x) * u.x, silu(v.y) * u.y, silu(v.z) * u.z, silu(v.w) * u.w);
         }
         return v;
@@ -287,66 +281,59 @@ static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const st
         asked++;
     };
     float *y = j.y + head * j.y_head + t0 * j.y_row;
-    /* With one row of x everything is rehearsed once, on whatever stands in memory, while the kernel
-     * before runs: instructions and arguments then are in the caches when they are wanted. */
-#pragma unroll 1
-    for (int pass = MOST == 1 ? 0 : 1; pass < 2; pass++) {
-        bool real = pass == 1;
-        int end_group = real ? last : min(last, first + 1);
-        if (real) gdc_wait();
-        if (MOST == 1 && j.from != GV_IMAGE) {
-            make_x(j, a, head, WARPS, s.x, (float *)s.red);
-            __syncthreads();
-        } else if (real) {
-            ask(), ask();
-            if (stages == 1) mbar_wait(s.x_bar, 0);
-        }
-        for (int group = first; group < end_group; group++) {
-            int tile = group * j.team + at_tile;
-            bool mine = at_tile < j.team && tile < tiles;
-            float acc[4] = {0, 0, 0, 0};
-            int unit = mine ? wk : units;
-            for (int run0 = 0; run0 < runs; run0 += a.stage) {
-                const uint8_t *x = s.x;
-                int end = min(runs, run0 + a.stage) * per;
-                if (stages > 1 && real) {
-                    mbar_wait(s.x_bar + 8 * (stage & 1), stage >> 1 & 1);
-                    x += (stage & 1) * buffer;
-                }
-                for (; unit < end; unit += real ? j.wk : units) {
-                    const uint8_t *slot = real ? gv_take(s, &ring) : s.ring_ptr;
-                    const uint8_t *record = x + (unit / per - run0) * GV_RECORD;
-                    if (packed)
-                        gv_run<MOST>(j.mat.type, acc, slot, record, x_row, n,
-                                     min(8, (j.cols - unit * GV_RUN) / 32));
-                    else
-                        dense_unit(acc, slot, record, x_row, n, unit % per * DENSE_COLS);
-                    __syncwarp();
-                    if (real) request();
-                }
-                if (stages > 1 && real) {
-                    __syncthreads();
-                    stage++;
-                    ask();
-                }
+    gdc_wait();
+    if (MOST == 1 && j.from != GV_IMAGE) {
+        make_x(j, a, head, WARPS, s.x, (float *)s.red);
+        __syncthreads();
+    } else {
+        ask(), ask();
+        if (stages == 1) mbar_wait(s.x_bar, 0);
+    }
+    for (int group = first; group < last; group++) {
+        int tile = group * j.team + at_tile;
+        bool mine = at_tile < j.team && tile < tiles;
+        float acc[4] = {0, 0, 0, 0};
+        int unit = mine ? wk : units;
+        for (int run0 = 0; run0 < runs; run0 += a.stage) {
+            const uint8_t *x = s.x;
+            int end = min(runs, run0 + a.stage) * per;
+            if (stages > 1) {
+                mbar_wait(s.x_bar + 8 * (stage & 1), stage >> 1 & 1);
+                x += (stage & 1) * buffer;
             }
-            /* the warps that share a tile are summed in their order */
-            if (j.wk > 1) {
-                s.red[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+            for (; unit < end; unit += j.wk) {
+                const uint8_t *slot = gv_take(s, &ring);
+                const uint8_t *record = x + (unit / per - run0) * GV_RECORD;
+                if (packed)
+                    gv_run<MOST>(j.mat.type, acc, slot, record, x_row, n,
+                                 min(8, (j.cols - unit * GV_RUN) / 32));
+                else
+                    dense_unit(acc, slot, record, x_row, n, unit % per * DENSE_COLS);
+                __syncwarp();
+                request();
+            }
+            if (stages > 1) {
                 __syncthreads();
-                if (wk == 0 && mine)
-                    for (int i = 1; i < j.wk; i++) {
-                        float4 v = s.red[(warp + i) * 32 + lane];
-                        acc[0] += v.x, acc[1] += v.y, acc[2] += v.z, acc[3] += v.w;
-                    }
+                stage++;
+                ask();
             }
-            if (wk == 0 && mine)
-                gv_results(acc, packed ? gv_width(n) : 8, n, [&](int r, int t, float v) {
-                    int row = tile * 16 + r;
-                    if (real && row < j.rows) y[t * j.y_row + row] = v;
-                });
-            if (j.wk > 1) __syncthreads();
         }
+        /* the warps that share a tile are summed in their order */
+        if (j.wk > 1) {
+            s.red[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+            __syncthreads();
+            if (wk == 0 && mine)
+                for (int i = 1; i < j.wk; i++) {
+                    float4 v = s.red[(warp + i) * 32 + lane];
+                    acc[0] += v.x, acc[1] += v.y, acc[2] += v.z, acc[3] += v.w;
+                }
+        }
+        if (wk == 0 && mine)
+            gv_results(acc, packed ? gv_width(n) : 8, n, [&](int r, int t, float v) {
+                int row = tile * 16 + r;
+                if (row < j.rows) y[t * j.y_row + row] = v;
+            });
+        if (j.wk > 1 && group + 1 < last) __syncthreads();
     }
 }
 
@@ -418,9 +405,8 @@ static struct gv_shape shape_of(const struct kctx *c, const struct gv_args *a, i
 }
 
 static int smem_limit(const struct kctx *c, int most, int blocks) {
-    static const int kb[SMALL_BLOCKS] = {110, 92, 60};
-    int per = std::min(SMALL_BLOCKS, (int)ceil_div(blocks, c->sms));
-    return std::min(c->smem_block, most == 1 ? kb[per - 1] * 1024 : 222 * 1024);
+    int kb = most > 1 ? 222 : blocks <= c->sms ? 116 : blocks <= 2 * c->sms ? 92 : 60;
+    return std::min(c->smem_block, kb * 1024);
 }
 
 /* A job's x is what attn_prep, swiglu or a split attention was put off for, or small enough for every
@@ -511,7 +497,7 @@ template <int MOST, int WARPS> static void gv_start(struct kctx *c, struct gv_ar
             run_bytes = std::max(run_bytes, j->mat.cell_cols ? j->mat.run_stride : 16 * DENSE_LINE);
     }
     int runs = std::max(1, (int)ceil_div(cols, GV_RUN));
-    struct gv_shape s = shape_of(c, a, WARPS, small ? SMALL_BLOCKS * c->sms : c->sms, runs);
+    struct gv_shape s = shape_of(c, a, WARPS, small ? 2 * c->sms : c->sms, runs);
     struct gv_plan p;
     int blocks, lines = MOST == 1 ? DENSE_ROWS : 0;
     for (;; lines--) { /* as many unquantised rows to a block as the rings have room for */

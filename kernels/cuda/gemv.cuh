@@ -190,13 +190,6 @@ static __device__ __forceinline__ void gv_x_request(const struct gv_smem &s, str
               from.image + (at * from.runs + run0) * GV_RECORD, n * GV_RECORD, bar);
 }
 
-/* Four floats that another kernel wrote; never from the first-level cache, where a rehearsal may have
- * left what stood there before. */
-static __device__ __forceinline__ float4 fresh4(const float *p) {
-    if (((uintptr_t)p & 15) == 0) return __ldcg((const float4 *)p);
-    return make_float4(__ldcg(p), __ldcg(p + 1), __ldcg(p + 2), __ldcg(p + 3));
-}
-
 /* Four bytes, each the low byte of one of v. */
 static __device__ __forceinline__ uint32_t pack_bytes(int a, int b, int c, int d) {
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);

@@ -56,7 +56,7 @@ static __device__ __forceinline__ float *merge_stat(const struct merge_args &a, 
  * more of whole warps. Loads are asked for before anything is waited for. */
 static __device__ __forceinline__ void merge_row(const struct merge_args &a, int t, int h,
                                                  float *out) {
-    constexpr int BATCH = 16;
+    constexpr int BATCH = 8;
     int lane = threadIdx.x & 31, k = (int)threadIdx.x * 2;
     int64_t step = (int64_t)a.heads * a.r;
     const float *p = a.partial + ((int64_t)t * a.splits * a.heads + h) * a.r + min(k, a.r - 2);
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void merge_row(const struct merge_args &a, int
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             v[i] = make_float2(0, 0);
-            if (s0 + i < a.splits) v[i] = __ldcg((const float2 *)(p + (s0 + i) * step));
+            if (s0 + i < a.splits) v[i] = *(const float2 *)(p + (s0 + i) * step);
         }
     };
     ask(0);
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void merge_row(const struct merge_args &a, int
     for (int i = 0; i < 2; i++) {
         int s = lane + 32 * i;
         float2 stat = make_float2(-INFINITY, 0);
-        if (s < a.splits) stat = __ldcg((const float2 *)merge_stat(a, t, s, h));
+        if (s < a.splits) stat = *(const float2 *)merge_stat(a, t, s, h);
         top[i] = stat.x, weight[i] = stat.y;
     }
     float most = warp_max(fmaxf(top[0], top[1]));

@@ -4,14 +4,18 @@
  * Limits: GV_JOBS products per launch (more are launched in turns).
  * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
- * At most FEW_ROWS rows of x: one launch for all jobs (gemv.cu). More rows: the tensor-core products of
+ * At most FEW_ROWS rows of x: one launch for all jobs (gemv.cu), which goes over the weights once for
+ * eight rows, from the cache after the first. More rows, if the matrices give gemm.cu's blocks of 128
+ * weight rows to most of the chip, or very many: the tensor-core products of
  * gemm.cu and, for unquantised matrices, of gemm_dense.cu.
  */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/gemv_job.cuh"
 #include "kernels/cuda/plain.cuh"
 
-#define FEW_ROWS 64 /* rows of x that are taken eight at a time */
+#define FEW_ROWS  16 /* rows of x that are taken eight at a time, whatever the matrices */
+#define SOME_ROWS 64 /* that are, where the matrices are small */
+#define LARGE     ((int64_t)20 << 20) /* weights of one launch: not small */
 
 /* ---- dispatch ----------------------------------------------------------------------------- */
 
@@ -24,9 +28,18 @@ static struct gemm_job many_job(const struct gv_job *j, int n_rows) {
     return g;
 }
 
+static bool fills_chip(const struct gv_args *a) {
+    int64_t weights = 0;
+    for (int i = 0; i < a->n_jobs; i++) {
+        if (a->job[i].heads > 1) return true;
+        weights += (int64_t)a->job[i].rows * a->job[i].cols;
+    }
+    return weights >= LARGE;
+}
+
 static void products(struct kctx *c, struct gv_args *a) {
     if (a->n_jobs == 0 || a->n_rows == 0) return;
-    if (a->n_rows <= FEW_ROWS) {
+    if (a->n_rows <= FEW_ROWS || (a->n_rows <= SOME_ROWS && !fills_chip(a))) {
         gv_launch(c, a);
         return;
     }

@@ -22,13 +22,62 @@ struct route_args {
     int first, count; /* experts of this rank */
 };
 
+#define ROUTE_FAST 256 /* experts, a power of two */
+
 struct route_args cuda_route_args(const struct kop_experts_up *);
 
 static __host__ __device__ inline bool route_is_fast(const struct route_args &a) {
-    return a.n_experts <= 256 && a.n_groups <= 1 && a.n_used <= 32;
+    return a.n_experts <= ROUTE_FAST && a.n_groups <= 1 && a.n_used <= 32;
 }
 
 #if defined(__CUDACC__)
+
+/* Gates and keys (an order of the selection scores, 0 for none) of row 0 for at most ROUTE_FAST experts,
+ * by that many threads or more. */
+static __device__ __forceinline__ void route_keys(const struct route_args &a, float *gate,
+                                                  uint32_t *key) {
+    __shared__ float red[33];
+    int e = threadIdx.x, E = a.n_experts;
+    float v = e < E ? a.logits[e] : -INFINITY, bias = a.bias && e < E ? a.bias[e] : 0.f;
+    if (a.gating == 1) {
+        float top = warp_max(v);
+        if (threadIdx.x % 32 == 0) red[threadIdx.x / 32] = top;
+        __syncthreads();
+        for (int i = 0; i < (int)blockDim.x / 32; i++) top = fmaxf(top, red[i]);
+        v = e < E ? expf(v - top) : 0.f;
+        v /= block_sum(v, red);
+    } else {
+        v = 1.f / (1.f + expf(-v));
+    }
+    if (e < ROUTE_FAST) gate[e] = v, key[e] = e < E ? order_key(a.bias ? v + bias : v) : 0;
+}
+
+/* The choices of route_keys' row, by a warp. Lane j gets choice j and its weight. */
+static __device__ __forceinline__ void route_pick(const struct route_args &a, const float *gate,
+                                                  const uint32_t *keys, int *id, float *weight) {
+    int lane = threadIdx.x & 31;
+    uint32_t key[8];
+    *id = -1;
+#pragma unroll
+    for (int i = 0; i < 8; i++) key[i] = keys[lane + 32 * i];
+    for (int j = 0; j < a.n_used; j++) {
+        uint32_t best = max(max(max(key[0], key[1]), max(key[2], key[3])),
+                            max(max(key[4], key[5]), max(key[6], key[7])));
+        best = __reduce_max_sync(~0u, best);
+        int at = INT32_MAX;
+#pragma unroll
+        for (int i = 7; i >= 0; i--)
+            if (key[i] == best) at = lane + 32 * i;
+        at = __reduce_min_sync(~0u, at);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (at == lane + 32 * i) key[i] = 0;
+        if (lane == j) *id = at;
+    }
+    float mine = lane < a.n_used ? gate[*id & (ROUTE_FAST - 1)] : 0.f, total = 0;
+    for (int j = 0; j < a.n_used; j++) total += __shfl_sync(~0u, mine, j);
+    *weight = (a.norm ? mine / (total + 1e-20f) : mine) * a.scale;
+}
 
 /* One warp, one row, at most 256 experts in one group: scores stay in registers. Lane j gets choice j
  * and its weight. */
@@ -42,7 +91,7 @@ static __device__ __forceinline__ void route_row_fast(const struct route_args &a
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         int e = lane + 32 * i;
-        gate[i] = e < E ? __ldcg(logits + e) : -INFINITY;
+        gate[i] = e < E ? logits[e] : -INFINITY;
         top = fmaxf(top, gate[i]);
     }
     if (a.gating == 1) {

@@ -153,13 +153,12 @@ void cuda_embed(struct kctx *c, const struct kop_embed *o) {
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(int width, float *h, const float *add, const float *gain, float eps, float *y,
                 uint8_t *image) {
-    __shared__ __align__(16) uint8_t spare[GV_RECORD];
     __shared__ float red[33];
     float v[NORM_RUNS][8], g[NORM_RUNS][8];
     int warps = (int)blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int runs = (width + GV_RUN - 1) / GV_RUN, at = lane / 4 * 32 + lane % 4 * 4;
     auto read = [&](float (&to)[8], const float *p) {
-        float4 a = __ldcg((const float4 *)p), b = __ldcg((const float4 *)(p + 16));
+        float4 a = *(const float4 *)p, b = *(const float4 *)(p + 16);
         to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
         to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
     };
@@ -178,38 +177,32 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     h += (int64_t)blockIdx.x * width;
     y += (int64_t)blockIdx.x * width;
     if (add) add += (int64_t)blockIdx.x * width;
-#pragma unroll 1
-    for (int pass = image ? 0 : 1; pass < 2; pass++) { /* few rows rehearse, as in gemv.cu */
-        bool real = pass == 1;
-        if (real) gdc_wait();
-        float sum = 0;
+    gdc_wait();
+    float sum = 0;
 #pragma unroll
-        for (int i = 0; i < NORM_RUNS; i++) {
-            int k = (warp + i * warps) * GV_RUN + at;
-            if (k >= width) continue;
-            read(v[i], h + k);
-            if (add) {
-                float a[8];
-                read(a, add + k);
+    for (int i = 0; i < NORM_RUNS; i++) {
+        int k = (warp + i * warps) * GV_RUN + at;
+        if (k >= width) continue;
+        read(v[i], h + k);
+        if (add) {
+            float a[8];
+            read(a, add + k);
 #pragma unroll
-                for (int e = 0; e < 8; e++) v[i][e] += a[e];
-                if (real) write(h + k, v[i]);
-            }
-#pragma unroll
-            for (int e = 0; e < 8; e++) sum += v[i][e] * v[i][e];
+            for (int e = 0; e < 8; e++) v[i][e] += a[e];
+            write(h + k, v[i]);
         }
-        float s = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
 #pragma unroll
-        for (int i = 0; i < NORM_RUNS; i++) {
-            int run = warp + i * warps, k = run * GV_RUN + at;
-            if (run >= runs) continue;
+        for (int e = 0; e < 8; e++) sum += v[i][e] * v[i][e];
+    }
+    float s = 1.f / sqrtf(block_sum(sum, red) / (float)width + eps);
 #pragma unroll
-            for (int e = 0; e < 8; e++) v[i][e] = v[i][e] * s * g[i][e];
-            if (real && k < width) write(y + k, v[i]);
-            uint8_t *to = spare;
-            if (image && real) to = image + ((int64_t)blockIdx.x * runs + run) * GV_RECORD;
-            if (image) gv_record(to, v[i]);
-        }
+    for (int i = 0; i < NORM_RUNS; i++) {
+        int run = warp + i * warps, k = run * GV_RUN + at;
+        if (run >= runs) continue;
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[i][e] = v[i][e] * s * g[i][e];
+        if (k < width) write(y + k, v[i]);
+        if (image) gv_record(image + ((int64_t)blockIdx.x * runs + run) * GV_RECORD, v[i]);
     }
 }
 
