@@ -96,7 +96,8 @@ def test_a_rank_frozen_while_it_loads_is_named_in_seconds_and_replaced(launch, p
     frozen = lambda: [w for w in server.workers() if w["rank"] in ranks and is_stopped(w["pid"])]
     rows = eventually(lambda: len(frozen()) == len(ranks) and frozen(), 30, "the ranks have stopped", server)
     start = time.monotonic()
-    assert all(w["state"] == "loading" and w["load_bytes"] < load_total(launch) for w in rows), rows
+    # a process stopped this early may not have got its first words out
+    assert all(w["state"] in ("spawned", "loading") and w["load_bytes"] < load_total(launch) for w in rows), rows
     assert server.status("/health/live") == 200 and server.status("/health/ready") == 503
     server.wait_ready()
     assert time.monotonic() - start < 6 * PATIENCE, "expected it to be noticed within five seconds"
