@@ -19,6 +19,7 @@
 
 #define WARPS    16
 #define ONE_RUNS 96
+#define STATIC_BYTES 4096 /* of shared memory, more than one_up_kernel has beside the dynamic */
 
 /* ---- gate and up ------------------------------------------------------------------------------ */
 
@@ -148,7 +149,7 @@ bool cuda_one_up(struct kctx *c, const struct kop_experts_up *o, const struct pa
     a.wk = (int)std::min<int64_t>(WARPS / 2, runs);
     a.groups = (int)ceil_div(tiles, WARPS / 2 / a.wk);
     int items = a.groups * a.route.n_used;
-    int per = items > c->sms ? 2 : 1, limit = std::min(c->smem_block, 110 * 1024);
+    int per = items > c->sms ? 2 : 1, limit = std::min(c->smem_block - STATIC_BYTES, 110 * 1024);
     int want = (int)(ceil_div(runs, a.wk) * ceil_div(items, per * c->sms));
     struct gv_plan plan = gv_plan(limit, WARPS, run_bytes, want, (int)runs, 1);
     if (plan.stage < runs) return false;
