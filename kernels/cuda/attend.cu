@@ -2,8 +2,8 @@
  *
  * Owns: nothing.  Called by: the table.  Fails how: a CUDA error ends the process.
  * Limits: the tensor-core kernel takes r_kv 512 and d_rope 64 in half precision; other shapes and
- * float32 caches go through the plain one, many rows of many heads on Hopper through attend_many.cu.
- * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
+ * float32 caches go through the plain one, many rows of many heads on Hopper through
+ * attend_many.cu. Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
  * One row's heads share its latents, so heads are the rows of the product: a block takes 16, 32 or
  * 64 heads of one row of the batch and a share ("split") of its positions, 32 at a time: scores
@@ -18,14 +18,14 @@
 #include "kernels/cuda/attend_many.cuh"
 #include "kernels/cuda/later.cuh"
 
-#define R          512
-#define WIDTH      576 /* R + rope */
-#define ROW        584 /* of shared memory: 16 bytes off, so that no two rows share banks */
-#define TILE       32  /* positions at a time */
-#define P_ROW      40
-#define S_ROW      36
-#define THREADS    256
-#define SPLITS_MAX 64
+#define R                   512
+#define WIDTH               576 /* R + rope */
+#define ROW                 584 /* of shared memory: 16 bytes off, so that no two rows share banks */
+#define TILE                32  /* positions at a time */
+#define P_ROW               40
+#define S_ROW               36
+#define THREADS             256
+#define SPLITS_MAX          64
 #define MULTIPROCESSORS_MAX 256
 
 struct attend_args {
@@ -38,7 +38,7 @@ struct attend_args {
     float *out;     /* [T, H, R] when splits is 1 */
     float *partial; /* as merge_args says */
     int n_rows;
-    bool rotate;    /* the last P of each query come from rope.q, rotated on the way */
+    bool rotate; /* the last P of each query come from rope.q, rotated on the way */
     struct rope_args rope;
 };
 
@@ -131,8 +131,10 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
         float4 v = make_float4(0, 0, 0, 0);
         if (h0 + h < a.heads) {
             int64_t at = (int64_t)t * a.heads + h0 + h;
-            if (a.rotate && k >= R) v = rotated4(a.rope, t, at, k - R);
-            else v = *(const float4 *)(a.qk + at * WIDTH + k);
+            if (a.rotate && k >= R)
+                v = rotated4(a.rope, t, at, k - R);
+            else
+                v = *(const float4 *)(a.qk + at * WIDTH + k);
         }
         *(uint2 *)(qs + h * ROW + k) = make_uint2(pack_half2(half_range(v.x), half_range(v.y)),
                                                   pack_half2(half_range(v.z), half_range(v.w)));
@@ -238,8 +240,8 @@ static __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 uint32_t v[4];
-                ldsm4_t(v, kvt + ((k * 16 + lane % 16) * ROW + warp * 64 + j * 16 +
-                                  lane / 16 * 8) * 2);
+                ldsm4_t(v, kvt + ((k * 16 + lane % 16) * ROW + warp * 64 + j * 16 + lane / 16 * 8) *
+                                     2);
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
                     mma16816(acc[m][2 * j], p[m][0], p[m][1], p[m][2], p[m][3], v[0], v[1]);
@@ -335,7 +337,8 @@ static __global__ void __launch_bounds__(THREADS)
         a.out[((int64_t)t * a.heads + h) * a.r + tid + i * THREADS] = acc[i] * w;
 }
 
-/* ---- choice of shape -------------------------------------------------------------------------- */
+/* ---- choice of shape --------------------------------------------------------------------------
+ */
 
 /* Tiles of sixteen heads per block: as many as leave every multiprocessor work. */
 static int head_tiles(int sms, size_t smem_block, int heads, int rows) {
@@ -390,13 +393,18 @@ void cuda_attend(struct kctx *c, const struct kop_attend *o) {
     int groups = (int)ceil_div(a.heads, 16 * mt);
     if (mt == 1) a.splits = split_count(c->sms, groups * T, positions);
     dim3 grid((unsigned)a.splits, (unsigned)groups, (unsigned)T);
-    if (mt == 4) launch(c, attend_kernel<4>, grid, THREADS, attend_smem<4>(), a);
-    else if (mt == 2) launch(c, attend_kernel<2>, grid, THREADS, attend_smem<2>(), a);
-    else launch(c, attend_kernel<1>, grid, THREADS, attend_smem<1>(), a);
+    if (mt == 4)
+        launch(c, attend_kernel<4>, grid, THREADS, attend_smem<4>(), a);
+    else if (mt == 2)
+        launch(c, attend_kernel<2>, grid, THREADS, attend_smem<2>(), a);
+    else
+        launch(c, attend_kernel<1>, grid, THREADS, attend_smem<1>(), a);
     if (a.splits == 1) return;
     struct merge_args m = to_merge(a);
-    if (T <= LATER_ROWS) l->merge = m, l->merge_due = true;
-    else cuda_merge_launch(c, &m);
+    if (T <= LATER_ROWS)
+        l->merge = m, l->merge_due = true;
+    else
+        cuda_merge_launch(c, &m);
 }
 
 void cuda_attend_init(struct kctx *c) {

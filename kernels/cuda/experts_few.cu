@@ -20,14 +20,14 @@ struct few_args {
     int rows, cols, wk;    /* of a matrix; warps per tile */
     int ring, stage;       /* bytes of a warp's ring; runs of x in a buffer, by the most rows */
     const int32_t *seg, *list;
-    const uint8_t *image;  /* x as records; row list[i] / x_div */
+    const uint8_t *image; /* x as records; row list[i] / x_div */
     int x_div;
-    float *y;              /* row list[i] */
+    float *y; /* row list[i] */
     int64_t y_row;
 };
 
-/* MATS matrices side by side: with two, the upper half of the warps takes the second. A block's items
- * are (segment, group of tiles); its warps request weights across the borders of items. */
+/* MATS matrices side by side: with two, the upper half of the warps takes the second. A block's
+ * items are (segment, group of tiles); its warps request weights across the borders of items. */
 template <int MATS>
 static __global__ void __launch_bounds__(32 * WARPS, 1)
     few_kernel(const __grid_constant__ struct few_args a) {
@@ -118,8 +118,10 @@ static __global__ void __launch_bounds__(32 * WARPS, 1)
                 if (row < a.rows) a.y[(int64_t)list[t] * a.y_row + row] = v;
             };
             if (MATS == 2) gv_results(acc, width, n, keep_gate);
-            if (MATS == 2) gv_results(up, width, n, write);
-            else gv_results(acc, width, n, write);
+            if (MATS == 2)
+                gv_results(up, width, n, write);
+            else
+                gv_results(acc, width, n, write);
         }
         __syncthreads();
     }

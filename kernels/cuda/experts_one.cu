@@ -5,10 +5,10 @@
  * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
  * A step of one row is as long as its chain of kernels, so each block chooses the experts itself
- * (a microsecond, while x arrives), and the second kernel makes x of what the first left, multiplies
- * the down projections of the shared expert and of all chosen ones and adds them up: a tile of
- * sixteen rows of y is one block's, so the sum needs no memory and has a fixed order. Only the
- * shared expert's weights are known before the first kernel has ended.
+ * (a microsecond, while x arrives), and the second kernel makes x of what the first left,
+ * multiplies the down projections of the shared expert and of all chosen ones and adds them up: a
+ * tile of sixteen rows of y is one block's, so the sum needs no memory and has a fixed order. Only
+ * the shared expert's weights are known before the first kernel has ended.
  */
 #include <algorithm>
 
@@ -17,25 +17,26 @@
 #include "kernels/cuda/later.cuh"
 #include "kernels/cuda/route.cuh"
 
-#define WARPS    16
-#define ONE_RUNS 96
+#define WARPS        16
+#define ONE_RUNS     96
 #define STATIC_BYTES 4096 /* of shared memory, more than one_up_kernel has beside the dynamic */
 
-/* ---- gate and up ------------------------------------------------------------------------------ */
+/* ---- gate and up ------------------------------------------------------------------------------
+ */
 
 struct one_up_args {
     struct few_mat mat[2];
     int rows, cols, wk, groups; /* groups of tiles per expert */
     int ring, stage;
-    bool routed;                /* ids and weights stand already */
+    bool routed; /* ids and weights stand already */
     struct route_args route;
-    int32_t *seg, *list;        /* for experts_few.cu's second half */
+    int32_t *seg, *list; /* for experts_few.cu's second half */
     const uint8_t *image;
-    float *act;                 /* [U, F] */
+    float *act; /* [U, F] */
 };
 
-/* Lane j: choice j or -1. By a warp of each block, from the others' gates and keys; the first block's
- * tells others. */
+/* Lane j: choice j or -1. By a warp of each block, from the others' gates and keys; the first
+ * block's tells others. */
 static __device__ __forceinline__ int one_route(const struct one_up_args &a, const float *gate,
                                                 const uint32_t *keys) {
     int lane = threadIdx.x & 31, U = a.route.n_used, id = -1;
@@ -90,8 +91,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
             next_item += (int)gridDim.x;
             if (tile >= tiles) continue;
             next_run = wk;
-            src = m.w + ids[choice] * m.w_mat + tile * tile_bytes +
-                  (int64_t)wk * m.mat.run_stride;
+            src = m.w + ids[choice] * m.w_mat + tile * tile_bytes + (int64_t)wk * m.mat.run_stride;
         }
         gv_issue(s, &ring, src, gv_bytes(m.mat, a.cols, next_run));
         next_run += a.wk;
@@ -123,8 +123,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
             gv_results(gate, 1, 1, [&](int r, int, float v) { g[r / 8] = v; });
             gv_results(up, 1, 1, [&](int r, int, float v) {
                 int row = tile * 16 + r;
-                if (row < a.rows)
-                    a.act[(int64_t)choice * a.rows + row] = silu(g[r / 8]) * v;
+                if (row < a.rows) a.act[(int64_t)choice * a.rows + row] = silu(g[r / 8]) * v;
             });
         }
         __syncthreads();
@@ -158,24 +157,26 @@ bool cuda_one_up(struct kctx *c, const struct kop_experts_up *o, const struct pa
     cuda_image_forget(c);
     a.rows = (int)F, a.cols = (int)D, a.ring = plan.ring, a.stage = plan.stage;
     a.seg = p->seg, a.list = p->list, a.image = (const uint8_t *)c->work, a.act = o->act;
-    launch(c, one_up_kernel, (unsigned)std::min(items, per * c->sms), 32 * WARPS,
-           (size_t)plan.smem, a);
+    launch(c, one_up_kernel, (unsigned)std::min(items, per * c->sms), 32 * WARPS, (size_t)plan.smem,
+           a);
     return true;
 }
 
-/* ---- down -------------------------------------------------------------------------------------- */
+/* ---- down --------------------------------------------------------------------------------------
+ */
 
 struct one_down_args {
     struct few_mat down, shared; /* shared.w NULL: there is none */
     int rows, cols, shared_cols, U;
     int wk, team, ring;
     const int32_t *ids;
-    const float *weights, *act;  /* [U], [U, F] */
-    const float *gate, *up;      /* the shared expert's; up NULL: gate is its activation already */
+    const float *weights, *act; /* [U], [U, F] */
+    const float *gate, *up;     /* the shared expert's; up NULL: gate is its activation already */
     float *y;
 };
 
-/* Units of work for a tile are (matrix, run): the shared expert's runs, then those of the chosen. */
+/* Units of work for a tile are (matrix, run): the shared expert's runs, then those of the chosen.
+ */
 static __global__ void __launch_bounds__(32 * WARPS, 2)
     one_down_kernel(const __grid_constant__ struct one_down_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
@@ -193,8 +194,9 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
         if (next >= units) return;
         if (next < own) {
             gv_issue(s, &ring,
-                     a.shared.w + (int64_t)tile * (a.shared_cols / a.shared.mat.cell_cols) *
-                                      a.shared.mat.cell_bytes +
+                     a.shared.w +
+                         (int64_t)tile * (a.shared_cols / a.shared.mat.cell_cols) *
+                             a.shared.mat.cell_bytes +
                          (int64_t)next * a.shared.mat.run_stride,
                      gv_bytes(a.shared.mat, a.shared_cols, next));
         } else {
@@ -212,10 +214,11 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     gdc_trigger();
     /* a warp makes one run of the shared expert's x and some of the others' */
     int at = lane / 4 * 32 + lane % 4 * 4;
-    auto load8 = [&](const float *p, int k, int cols, float (&v)[8]) {
+    auto load8 = [&](const float *p, int k, int cols, float(&v)[8]) {
         float4 e = make_float4(0, 0, 0, 0), f = e;
         if (k < cols) e = load_float4(p + k), f = load_float4(p + k + 16);
-        v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w, v[4] = f.x, v[5] = f.y, v[6] = f.z, v[7] = f.w;
+        v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w, v[4] = f.x, v[5] = f.y, v[6] = f.z,
+        v[7] = f.w;
     };
     gdc_wait();
     float weight = 0;

@@ -4,12 +4,12 @@
  * Fails how: a CUDA error ends the process.  Limits: GV_JOBS products per launch.
  * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
- * One launch for all jobs: a block takes a few tiles of one job and eight rows of x, and goes through
- * several such places if the chip cannot hold all of them at once. With one row of x blocks are of
- * eight warps and small, so that they stand beside the next kernel's, which fetches its weights
- * meanwhile; with more rows, or a long x, one block of sixteen warps has a multiprocessor to itself
- * and keeps x there. Unquantised jobs (the router) run beside the others: a block to a weight row
- * for one row of x, sixteen rows to a tile on the tensor cores for more.
+ * One launch for all jobs: a block takes a few tiles of one job and eight rows of x, and goes
+ * through several such places if the chip cannot hold all of them at once. With one row of x blocks
+ * are of eight warps and small, so that they stand beside the next kernel's, which fetches its
+ * weights meanwhile; with more rows, or a long x, one block of sixteen warps has a multiprocessor
+ * to itself and keeps x there. Unquantised jobs (the router) run beside the others: a block to a
+ * weight row for one row of x, sixteen rows to a tile on the tensor cores for more.
  */
 #include <algorithm>
 
@@ -17,12 +17,12 @@
 #include "kernels/cuda/gemv_job.cuh"
 #include "kernels/cuda/gemv_run.cuh"
 
-#define DENSE_ROWS  2  /* unquantised rows of a block, most */
-#define DENSE_COLS  64 /* of a unit of unquantised tiles */
-#define DENSE_LINE  320 /* bytes of a row of it in shared memory: no two rows share banks */
-#define SMALL_RUNS  24 /* of one row of x, for blocks of eight warps */
-#define SMALL_BLOCKS 3 /* of eight warps on a multiprocessor, those of the next kernel included */
-#define OWN_RUNS    16 /* of one row of x that each block makes for itself */
+#define DENSE_ROWS   2   /* unquantised rows of a block, most */
+#define DENSE_COLS   64  /* of a unit of unquantised tiles */
+#define DENSE_LINE   320 /* bytes of a row of it in shared memory: no two rows share banks */
+#define SMALL_RUNS   24  /* of one row of x, for blocks of eight warps */
+#define SMALL_BLOCKS 3   /* of eight warps on a multiprocessor, those of the next kernel included */
+#define OWN_RUNS     16  /* of one row of x that each block makes for itself */
 
 /* ---- unquantised rows, one row of x ---------------------------------------------------------- */
 
@@ -56,8 +56,8 @@ static __device__ __noinline__ void dense_row_any(int type, const uint8_t *wr, c
     }
 }
 
-/* The same for one row of x and up to DENSE_ROWS float32 rows at aligned addresses (the router), which
- * are fetched into the place of the rings before the wait. */
+/* The same for one row of x and up to DENSE_ROWS float32 rows at aligned addresses (the router),
+ * which are fetched into the place of the rings before the wait. */
 static __device__ __forceinline__ void dense_rows(const struct gv_job &j, const struct gv_args &a,
                                                   int head, int block, uint8_t *smem) {
     struct gv_smem s = gv_carve(smem, (int)blockDim.x / 32, a.ring);
@@ -104,11 +104,10 @@ static __device__ __forceinline__ void dense_rows(const struct gv_job &j, const 
 static __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], float b0,
                                                 float b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])),
-                   "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-                   "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+        "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 static __device__ __forceinline__ float leading_bits(float v) {
     return __uint_as_float(__float_as_uint(v) & 0xffffe000);
@@ -122,18 +121,21 @@ static __device__ __forceinline__ void bytes_float(uint32_t w, float (&f)[4]) {
         f[i] = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7540 | i)) - (8388608.f + 128.f);
 }
 
-/* acc[16 rows, 8 of x] += DENSE_COLS columns of float32 weights (in slot) times x, from column `col` of
- * the record on. Weights are split into their leading bits and the rest, x stands as hi and lo, and
- * three of the four products are taken: what is left out is 2^-19 of it. A lane holds four
- * neighbouring columns of a row where the tensor core thinks of others; w and x agree about it. */
+/* acc[16 rows, 8 of x] += DENSE_COLS columns of float32 weights (in slot) times x, from column
+ * `col` of the record on. Weights are split into their leading bits and the rest, x stands as hi
+ * and lo, and three of the four products are taken: what is left out is 2^-19 of it. A lane holds
+ * four neighbouring columns of a row where the tensor core thinks of others; w and x agree about
+ * it. */
 static __device__ __forceinline__ void dense_unit(float (&acc)[4], const uint8_t *slot,
                                                   const uint8_t *x, int x_row, int n, int col) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     float hi[4] = {0, 0, 0, 0}, lo[4] = {0, 0, 0, 0};
-    const uint8_t *xr = x + min(g, n - 1) * x_row + col + 8 * t, *w = slot + g * DENSE_LINE + 16 * t;
+    const uint8_t *xr = x + min(g, n - 1) * x_row + col + 8 * t,
+                  *w = slot + g * DENSE_LINE + 16 * t;
 #pragma unroll
     for (int k = 0; k < DENSE_COLS / 16; k++) {
-        float4 a0 = *(const float4 *)(w + 64 * k), a1 = *(const float4 *)(w + 64 * k + 8 * DENSE_LINE);
+        float4 a0 = *(const float4 *)(w + 64 * k),
+               a1 = *(const float4 *)(w + 64 * k + 8 * DENSE_LINE);
         int at = k / 2 * 32 + k % 2 * 4;
         float h[4], l[4];
         bytes_float(*(const uint32_t *)(xr + at), h);
@@ -158,7 +160,8 @@ static __device__ __forceinline__ void dense_unit(float (&acc)[4], const uint8_t
 
 /* Requests one unit of a tile of `rows` rows. */
 static __device__ __forceinline__ void dense_issue(const struct gv_smem &s, struct gv_ring *r,
-                                                   const uint8_t *src, int64_t row_bytes, int rows) {
+                                                   const uint8_t *src, int64_t row_bytes,
+                                                   int rows) {
     int lane = threadIdx.x & 31;
     uint32_t bar = s.bar + 8 * r->put;
     if (lane == 0) mbar_expect(bar, (uint32_t)(rows * DENSE_COLS * 4));
@@ -231,7 +234,8 @@ static __device__ __forceinline__ void make_x(const struct gv_job &j, const stru
     });
 }
 
-/* ---- the products ----------------------------------------------------------------------------- */
+/* ---- the products -----------------------------------------------------------------------------
+ */
 
 template <int MOST, int WARPS>
 static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const struct gv_args &a,
@@ -242,14 +246,15 @@ static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const st
     int tiles = (j.rows + 15) / 16, runs = (j.cols + GV_RUN - 1) / GV_RUN;
     int first = block * j.span, last = min(first + j.span, (tiles + j.team - 1) / j.team);
     int n = MOST == 1 ? 1 : min(GV_ROWS, a.n_rows - t0);
-    bool packed = MOST == 1 || j.mat.cell_cols != 0; /* else float32 */
+    bool packed = MOST == 1 || j.mat.cell_cols != 0;                /* else float32 */
     int per = packed ? 1 : GV_RUN / DENSE_COLS, units = runs * per; /* of work, for a tile */
     const uint8_t *w = j.w + head * j.w_head, *src = NULL;
-    int64_t tile_bytes = packed ? (int64_t)(j.cols / j.mat.cell_cols) * j.mat.cell_bytes
-                                : (int64_t)j.cols * 64;
+    int64_t tile_bytes =
+        packed ? (int64_t)(j.cols / j.mat.cell_cols) * j.mat.cell_bytes : (int64_t)j.cols * 64;
     int unit_bytes = packed ? j.mat.run_stride : DENSE_COLS * 4;
 
-    /* the next unit to be requested: of the tile before next_group, at src, or of the tiles after */
+    /* the next unit to be requested: of the tile before next_group, at src, or of the tiles after
+     */
     int next_group = at_tile < j.team ? first : last, next_unit = units, left = 0;
     gv_ring_init(s, &ring, packed ? j.mat.run_stride : 16 * DENSE_LINE);
     auto request = [&]() {
@@ -261,8 +266,10 @@ static __device__ __forceinline__ void gv_tiles(const struct gv_job &j, const st
             src = w + tile * tile_bytes + (int64_t)wk * unit_bytes;
             left = j.rows - tile * 16;
         }
-        if (packed) gv_issue(s, &ring, src, gv_bytes(j.mat, j.cols, next_unit));
-        else dense_issue(s, &ring, src, (int64_t)j.cols * 4, min(16, left));
+        if (packed)
+            gv_issue(s, &ring, src, gv_bytes(j.mat, j.cols, next_unit));
+        else
+            dense_issue(s, &ring, src, (int64_t)j.cols * 4, min(16, left));
         next_unit += j.wk;
         src += (int64_t)j.wk * unit_bytes;
     };
@@ -347,8 +354,10 @@ static __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? SMALL_BLOCKS :
         int part = (int)gridDim.x - 1 - (int)blockIdx.x;
         gdc_trigger();
         gdc_wait();
-        if (a.prep.f32) prep_cache<float>(a.prep, 0, part, (float *)smem, (float *)smem + 64);
-        else prep_cache<__half>(a.prep, 0, part, (float *)smem, (float *)smem + 64);
+        if (a.prep.f32)
+            prep_cache<float>(a.prep, 0, part, (float *)smem, (float *)smem + 64);
+        else
+            prep_cache<__half>(a.prep, 0, part, (float *)smem, (float *)smem + 64);
         return;
     }
     int i = 0, t0 = blockIdx.x % a.x_groups * GV_ROWS, place = blockIdx.x / a.x_groups;
@@ -370,7 +379,8 @@ static __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? SMALL_BLOCKS :
     }
 }
 
-/* ---- choice of shape -------------------------------------------------------------------------- */
+/* ---- choice of shape --------------------------------------------------------------------------
+ */
 
 struct gv_shape {
     int team, wk, span, blocks;
@@ -379,13 +389,12 @@ struct gv_shape {
 static int groups_of(const struct gv_args *a, int team) {
     int64_t n = 0;
     for (int i = 0; i < a->n_jobs; i++)
-        if (a->job[i].tiles)
-            n += ceil_div(ceil_div(a->job[i].rows, 16), team) * a->job[i].heads;
+        if (a->job[i].tiles) n += ceil_div(ceil_div(a->job[i].rows, 16), team) * a->job[i].heads;
     return (int)n * a->x_groups;
 }
 
-/* Tiles of a block at once and how often, so that the busiest multiprocessor has few tiles, then each
- * warp few runs, then there are few blocks. */
+/* Tiles of a block at once and how often, so that the busiest multiprocessor has few tiles, then
+ * each warp few runs, then there are few blocks. */
 static struct gv_shape shape_of(const struct kctx *c, const struct gv_args *a, int warps, int most,
                                 int64_t runs) {
     struct gv_shape best = {1, 1, 1, 1};
@@ -409,8 +418,8 @@ static int smem_limit(const struct kctx *c, int most, int blocks) {
     return std::min(c->smem_block, kb * 1024);
 }
 
-/* A job's x is what attn_prep, swiglu or a split attention was put off for, or small enough for every
- * block to make for itself. */
+/* A job's x is what attn_prep, swiglu or a split attention was put off for, or small enough for
+ * every block to make for itself. */
 static void choose_from(struct kctx *c, struct gv_args *a) {
     struct later *l = c->later;
     bool small = a->n_rows == 1, prep, swiglu, merge;
@@ -430,16 +439,19 @@ static void choose_from(struct kctx *c, struct gv_args *a) {
     cuda_settle(c);
     for (int i = 0; i < a->n_jobs; i++) {
         struct gv_job *j = &a->job[i];
-        if (prep) j->from = GV_NORMED, j->x2 = l->prep.q_norm, a->eps = l->prep.eps;
-        else if (swiglu) j->from = GV_SWIGLU, j->x = l->swiglu.gate, j->x2 = l->swiglu.up;
-        else if (merge) j->from = GV_MERGED;
+        if (prep)
+            j->from = GV_NORMED, j->x2 = l->prep.q_norm, a->eps = l->prep.eps;
+        else if (swiglu)
+            j->from = GV_SWIGLU, j->x = l->swiglu.gate, j->x2 = l->swiglu.up;
+        else if (merge)
+            j->from = GV_MERGED;
         else if (small && j->mat.cell_cols && !cuda_image_is(c, j->x, j->x_row, 1, j->cols))
             j->from = GV_FLOATS;
     }
 }
 
-/* x of every job that wants it as records, once where jobs share it. The workspace may move while it
- * grows, so places are settled before they become addresses. */
+/* x of every job that wants it as records, once where jobs share it. The workspace may move while
+ * it grows, so places are settled before they become addresses. */
 static void make_images(struct kctx *c, struct gv_args *a) {
     size_t at[GV_JOBS] = {0}, end = 0;
     auto wants = [&](int i) { return a->job[i].tiles && a->job[i].from == GV_IMAGE; };
@@ -491,8 +503,10 @@ template <int MOST, int WARPS> static void gv_start(struct kctx *c, struct gv_ar
     int cols = 0, line = 0, run_bytes = 16;
     for (int i = 0; i < a->n_jobs; i++) {
         const struct gv_job *j = &a->job[i];
-        if (j->tiles) cols = std::max(cols, j->cols);
-        else if (j->aligned) line = std::max(line, j->cols * 4);
+        if (j->tiles)
+            cols = std::max(cols, j->cols);
+        else if (j->aligned)
+            line = std::max(line, j->cols * 4);
         if (j->tiles)
             run_bytes = std::max(run_bytes, j->mat.cell_cols ? j->mat.run_stride : 16 * DENSE_LINE);
     }
@@ -530,9 +544,12 @@ void gv_launch(struct kctx *c, struct gv_args *a) {
     make_images(c, a);
     for (int i = 0; i < a->n_jobs; i++)
         if (c->image.x == a->job[i].y) cuda_image_forget(c);
-    if (a->n_rows > 1) gv_start<8, 16>(c, a);
-    else if (most > SMALL_RUNS * GV_RUN) gv_start<1, 16>(c, a);
-    else gv_start<1, 8>(c, a);
+    if (a->n_rows > 1)
+        gv_start<8, 16>(c, a);
+    else if (most > SMALL_RUNS * GV_RUN)
+        gv_start<1, 16>(c, a);
+    else
+        gv_start<1, 8>(c, a);
 }
 
 void cuda_gemv_init(struct kctx *c) {

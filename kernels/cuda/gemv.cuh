@@ -35,7 +35,9 @@
 #define GV_SCALE  640
 
 /* Shared memory of a block, in order: rings, barriers, partial sums, then x. */
-static __host__ __device__ inline int gv_bar_bytes(int warps) { return warps * GV_SLOTS * 8 + 16; }
+static __host__ __device__ inline int gv_bar_bytes(int warps) {
+    return warps * GV_SLOTS * 8 + 16;
+}
 static __host__ __device__ inline int gv_fixed(int warps, int ring) {
     return warps * ring + gv_bar_bytes(warps) + warps * 32 * 16;
 }
@@ -46,7 +48,8 @@ static __host__ __device__ inline int gv_x_row(int runs) {
 
 struct gv_plan {
     int ring;  /* bytes of a warp's ring */
-    int stage; /* runs of x that a buffer holds; all of them when it is not less than their number */
+    int stage; /* runs of x that a buffer holds; all of them when it is not less than their number
+                */
     int smem;
 };
 
@@ -211,10 +214,10 @@ static __device__ __forceinline__ void gv_record(uint8_t *r, const float (&v)[8]
         hi[j] = (q + 128) >> 8;
         lo[j] = q - 256 * hi[j];
     }
-    uint2 h = make_uint2(pack_bytes(hi[0], hi[1], hi[2], hi[3]),
-                         pack_bytes(hi[4], hi[5], hi[6], hi[7]));
-    uint2 l = make_uint2(pack_bytes(lo[0], lo[1], lo[2], lo[3]),
-                         pack_bytes(lo[4], lo[5], lo[6], lo[7]));
+    uint2 h =
+        make_uint2(pack_bytes(hi[0], hi[1], hi[2], hi[3]), pack_bytes(hi[4], hi[5], hi[6], hi[7]));
+    uint2 l =
+        make_uint2(pack_bytes(lo[0], lo[1], lo[2], lo[3]), pack_bytes(lo[4], lo[5], lo[6], lo[7]));
     *(uint2 *)(r + b * 32 + t * 8) = h;
     *(uint2 *)(r + GV_LO + b * 32 + t * 8) = l;
     int sum[4] = {__dp4a((int)h.x, 0x01010101, 0), __dp4a((int)h.y, 0x01010101, 0),
@@ -232,7 +235,8 @@ static __device__ __forceinline__ void gv_record(uint8_t *r, const float (&v)[8]
     if (lane == 0) *(float *)(r + GV_SCALE) = most / 32512.f;
 }
 
-/* Records of one row, by the whole block: load(k) gives columns k..k + 3. The caller synchronises. */
+/* Records of one row, by the whole block: load(k) gives columns k..k + 3. The caller synchronises.
+ */
 template <typename F>
 static __device__ __forceinline__ void gv_make(uint8_t *x, int cols, int warps, F load) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, at = lane / 4 * 32 + lane % 4 * 4;

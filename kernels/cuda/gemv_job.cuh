@@ -28,9 +28,9 @@ struct gv_job {
     struct gv_mat mat;
     int type, rows, cols, heads;
     enum gv_from from;
-    bool aligned;          /* float32, good for wide loads */
-    bool tiles;            /* sixteen weight rows at a time; else unquantised rows */
-    int wk, team, span;    /* warps of a tile; tiles (rows) of a block at once; how often */
+    bool aligned;       /* float32, good for wide loads */
+    bool tiles;         /* sixteen weight rows at a time; else unquantised rows */
+    int wk, team, span; /* warps of a tile; tiles (rows) of a block at once; how often */
     int first_block, head_blocks;
 };
 
@@ -45,8 +45,8 @@ struct gv_args {
     struct merge_args merge;
 };
 
-/* One launch for all jobs, which are complete but for image, from, tiles and the last two lines. Takes
- * over what was put off and makes x of one of them. gemv.cu */
+/* One launch for all jobs, which are complete but for image, from, tiles and the last two lines.
+ * Takes over what was put off and makes x of one of them. gemv.cu */
 void gv_launch(struct kctx *c, struct gv_args *a);
 
 #endif

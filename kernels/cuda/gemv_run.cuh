@@ -4,16 +4,16 @@
  * Tested by: tests/gpu/check_ops.c
  *
  * Arithmetic is in whole numbers: the codes of weights are bytes already, and unpacking them to
- * anything wider costs more instructions than the memory leaves time for. Tensor-core tiles are used
- * even for one row of x: sixteen rows of weights need no shuffles to be summed.
+ * anything wider costs more instructions than the memory leaves time for. Tensor-core tiles are
+ * used even for one row of x: sixteen rows of weights need no shuffles to be summed.
  *
- * A product of the tensor core has eight columns. A row of x takes two of them, hi and lo, so one row
- * leaves six empty; these hold other columns of the same row. B is x in the two columns that belong
- * to a 32-column group and zero elsewhere, so that four products, one per group, add up to one
- * accumulator which has the groups side by side, and each lane is left with one group's sum of two
- * weight rows, to be scaled: a quarter of the work of scaling each product. Two rows of x: two groups
- * side by side. Three or four: all columns are taken. Five to eight: hi and lo are two products.
- * Counted in SASS, sm_90: see tests/bench/NOTES.md.
+ * A product of the tensor core has eight columns. A row of x takes two of them, hi and lo, so one
+ * row leaves six empty; these hold other columns of the same row. B is x in the two columns that
+ * belong to a 32-column group and zero elsewhere, so that four products, one per group, add up to
+ * one accumulator which has the groups side by side, and each lane is left with one group's sum of
+ * two weight rows, to be scaled: a quarter of the work of scaling each product. Two rows of x: two
+ * groups side by side. Three or four: all columns are taken. Five to eight: hi and lo are two
+ * products. Counted in SASS, sm_90: see tests/bench/NOTES.md.
  */
 #ifndef OCTAVO_KERNELS_CUDA_GEMV_RUN_H
 #define OCTAVO_KERNELS_CUDA_GEMV_RUN_H
@@ -24,17 +24,17 @@
 static __device__ __forceinline__ void mma_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                  uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 /* c[16, 8] += a[16, 16] b[16, 8] */
 static __device__ __forceinline__ void mma_bytes_half(int (&c)[4], uint32_t a0, uint32_t a1,
                                                       uint32_t b) {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, "
-                 "{%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(b));
+        "{%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
 }
 
 /* The width of the code for `rows` rows of x. */
@@ -59,8 +59,10 @@ static __device__ __forceinline__ void gv_run_few(float (&acc)[4], const uint8_t
     if (WIDTH == 4) b_row = min(b_row, rows - 1), c_row = min(c_row, rows - 1);
     const uint8_t *xb = x + b_row * x_row + g % 2 * GV_LO + t * 8;
     const uint8_t *xc = x + c_row * x_row;
-    if constexpr (!fine) xb += b_side * 32;
-    else xb += b_side / 2 * 32 + b_side % 2 * 4;
+    if constexpr (!fine)
+        xb += b_side * 32;
+    else
+        xb += b_side / 2 * 32 + b_side % 2 * 4;
     const int *sums = (const int *)(xc + GV_SUMS) + (fine ? 1 : 2) * c_side;
     S sc;
     if constexpr (wide) sc.load(slot, lane);
@@ -76,7 +78,8 @@ static __device__ __forceinline__ void gv_run_few(float (&acc)[4], const uint8_t
             for (int i = 0; i < SIDE; i++) {
                 int b = q * SIDE + i;
                 bool mine = SIDE == 1 || b_side == i;
-                code_bytes<TYPE>(wide ? slot : slot + b * quant<TYPE>::bytes, wide ? b : 0, lane, a);
+                code_bytes<TYPE>(wide ? slot : slot + b * quant<TYPE>::bytes, wide ? b : 0, lane,
+                                 a);
                 mma_bytes(c, a, mine ? v.x : 0, mine ? v.y : 0);
             }
         } else if constexpr (SIDE > 1) { /* sixteens side by side, two to a group */
@@ -94,8 +97,10 @@ static __device__ __forceinline__ void gv_run_few(float (&acc)[4], const uint8_t
         }
         int sum = 0;
         if constexpr (S::corrects) {
-            if constexpr (fine) sum = sums[q * SIDE];
-            else sum = sums[2 * q * SIDE] + sums[2 * q * SIDE + 1];
+            if constexpr (fine)
+                sum = sums[q * SIDE];
+            else
+                sum = sums[2 * q * SIDE] + sums[2 * q * SIDE + 1];
         }
         if constexpr (!wide) {
             sc.load(slot + (q * SIDE + c_side) * quant<TYPE>::bytes, lane);
@@ -202,15 +207,27 @@ static __device__ __forceinline__ void gv_run_eight(float (&acc)[4], const uint8
     acc[0] += x0 * part[0], acc[1] += x1 * part[1], acc[2] += x0 * part[2], acc[3] += x1 * part[3];
 }
 
-/* acc += one run of the tile (in slot) times x (row 0's record of that run). MOST: no more rows than
- * that, so that a kernel for one row holds no other code. */
+/* acc += one run of the tile (in slot) times x (row 0's record of that run). MOST: no more rows
+ * than that, so that a kernel for one row holds no other code. */
 template <int MOST>
 static __device__ __forceinline__ void gv_run(int type, float (&acc)[4], const uint8_t *slot,
                                               const uint8_t *x, int x_row, int rows, int groups) {
-#define X1(t) case t: gv_run_few<t, 1>(acc, slot, x, x_row, rows, groups); break;
-#define X2(t) case t: gv_run_few<t, 2>(acc, slot, x, x_row, rows, groups); break;
-#define X4(t) case t: gv_run_few<t, 4>(acc, slot, x, x_row, rows, groups); break;
-#define X8(t) case t: gv_run_eight<t>(acc, slot, x, x_row, rows, groups); break;
+#define X1(t)                                                                                      \
+    case t:                                                                                        \
+        gv_run_few<t, 1>(acc, slot, x, x_row, rows, groups);                                       \
+        break;
+#define X2(t)                                                                                      \
+    case t:                                                                                        \
+        gv_run_few<t, 2>(acc, slot, x, x_row, rows, groups);                                       \
+        break;
+#define X4(t)                                                                                      \
+    case t:                                                                                        \
+        gv_run_few<t, 4>(acc, slot, x, x_row, rows, groups);                                       \
+        break;
+#define X8(t)                                                                                      \
+    case t:                                                                                        \
+        gv_run_eight<t>(acc, slot, x, x_row, rows, groups);                                        \
+        break;
     if (MOST == 1 || rows == 1) {
         switch (type) { QUANT_TYPES(X1) }
     } else if (rows == 2) {

@@ -4,11 +4,12 @@
  * Tested by: tests/gpu/check_ops.c (chains)
  *
  * With one row of x a step is as long as its chain of dependent kernels, so an operation of a few
- * thousand values is not worth one. attn_prep, rope, swiglu and the merging of a split attention are
- * written down instead of launched; if the operation that reads their result comes next, it does
- * them on the way. Whoever else comes first calls cuda_settle, which launches what is written down,
- * in order. So the table's contract holds, except for one thing: what nobody but the next operation
- * reads need never stand in memory (attn_prep's q_a, rope's part of qk, attend's out, swiglu's act).
+ * thousand values is not worth one. attn_prep, rope, swiglu and the merging of a split attention
+ * are written down instead of launched; if the operation that reads their result comes next, it
+ * does them on the way. Whoever else comes first calls cuda_settle, which launches what is written
+ * down, in order. So the table's contract holds, except for one thing: what nobody but the next
+ * operation reads need never stand in memory (attn_prep's q_a, rope's part of qk, attend's out,
+ * swiglu's act).
  */
 #ifndef OCTAVO_KERNELS_CUDA_LATER_H
 #define OCTAVO_KERNELS_CUDA_LATER_H
@@ -52,8 +53,8 @@ static __device__ __forceinline__ float *merge_stat(const struct merge_args &a, 
            (((int64_t)t * a.splits + split) * a.heads + h) * 2;
 }
 
-/* out[k] of one row and head, two columns to a thread, the splits in their order; by r / 2 threads or
- * more of whole warps. Loads are asked for before anything is waited for. */
+/* out[k] of one row and head, two columns to a thread, the splits in their order; by r / 2 threads
+ * or more of whole warps. Loads are asked for before anything is waited for. */
 static __device__ __forceinline__ void merge_row(const struct merge_args &a, int t, int h,
                                                  float *out) {
     constexpr int BATCH = 8;

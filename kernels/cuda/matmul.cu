@@ -4,10 +4,10 @@
  * Limits: GV_JOBS products per launch (more are launched in turns).
  * Tested by: tests/gpu/check_ops.c; measured by worker/bench.c
  *
- * At most FEW_ROWS rows of x: one launch for all jobs (gemv.cu), which goes over the weights once for
- * eight rows, from the cache after the first. More rows, if the matrices give gemm.cu's blocks of 128
- * weight rows to most of the chip, or very many: the tensor-core products of
- * gemm.cu and, for unquantised matrices, of gemm_dense.cu.
+ * At most FEW_ROWS rows of x: one launch for all jobs (gemv.cu), which goes over the weights once
+ * for eight rows, from the cache after the first. More rows, if the matrices give gemm.cu's blocks
+ * of 128 weight rows to most of the chip, or very many: the tensor-core products of gemm.cu and,
+ * for unquantised matrices, of gemm_dense.cu.
  */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/gemv_job.cuh"
@@ -56,7 +56,8 @@ static void products(struct kctx *c, struct gv_args *a) {
         bool same = before && before->x == j->x && before->x_row == j->x_row &&
                     before->cols == j->cols && j->heads == 1;
         int n = 0;
-        for (int k = i; k < a->n_jobs && n < GEMM_JOBS; k++) { /* neighbours of one kind go together */
+        for (int k = i; k < a->n_jobs && n < GEMM_JOBS;
+             k++) { /* neighbours of one kind go together */
             const struct gv_job *o = &a->job[k];
             if (o->type != j->type || o->x != j->x || o->x_row != j->x_row || o->cols != j->cols ||
                 (k > i && (o->heads != 1 || j->heads != 1)))
@@ -74,8 +75,10 @@ static void products(struct kctx *c, struct gv_args *a) {
 static bool is_elsewhere(struct kctx *c, const struct kop_matmul *m) {
     if (m->w->rows > 0 && m->w->cols > 0 && !type_is_plain(m->w->type)) return false;
     if (m->w->rows == 0 || m->n_rows == 0) return true;
-    if (m->w->cols == 0) cuda_plain_zero(c, m->y, m->y_stride, (int)m->w->rows, m->n_rows);
-    else cuda_plain_product(c, m->w, m->x, m->x_stride, 0, m->y, m->y_stride, 0, m->n_rows);
+    if (m->w->cols == 0)
+        cuda_plain_zero(c, m->y, m->y_stride, (int)m->w->rows, m->n_rows);
+    else
+        cuda_plain_product(c, m->w, m->x, m->x_stride, 0, m->y, m->y_stride, 0, m->n_rows);
     return true;
 }
 
@@ -101,7 +104,8 @@ void cuda_matmul(struct kctx *c, const struct kop_matmul *jobs, int n_jobs) {
 
 void cuda_head_matmul(struct kctx *c, const struct kop_head_matmul *m) {
     if (type_is_plain(m->w->type)) {
-        cuda_plain_product(c, m->w, m->x, m->x_row, m->x_head, m->y, m->y_row, m->y_head, m->n_rows);
+        cuda_plain_product(c, m->w, m->x, m->x_row, m->x_head, m->y, m->y_row, m->y_head,
+                           m->n_rows);
         return;
     }
     struct gv_args a = {};

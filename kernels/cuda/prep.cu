@@ -10,7 +10,8 @@
 #include "kernels/cuda/later.cuh"
 
 #define PREP_THREADS 256
-#define IMAGE_ROWS   64 /* of the query's latent that are left as records too, for the next product */
+#define IMAGE_ROWS   64 /* of the query's latent that are left as records too, for the next product \
+                         */
 
 /* Block (t, part): 0 the latent and shared key, 1 the indexer's key, 2 the query's latent. */
 template <typename E>
@@ -31,11 +32,12 @@ static __global__ void __launch_bounds__(PREP_THREADS)
     }
     gv_make(image + (int64_t)t * ((a.r_q + GV_RUN - 1) / GV_RUN) * GV_RECORD, a.r_q,
             PREP_THREADS / 32, [&](int k) {
-        float4 v = load_float4(x + k), g = load_float4(a.q_norm + k);
-        v = make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
-        x[k] = v.x, x[k + 1] = v.y, x[k + 2] = v.z, x[k + 3] = v.w;
-        return v;
-    });
+                float4 v = load_float4(x + k), g = load_float4(a.q_norm + k);
+                v = make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z,
+                                v.w * scale * g.w);
+                x[k] = v.x, x[k + 1] = v.y, x[k + 2] = v.z, x[k + 3] = v.w;
+                return v;
+            });
 }
 
 void cuda_prep_launch(struct kctx *c, const struct prep_args *a, int n_rows) {
@@ -65,8 +67,10 @@ void cuda_attn_prep(struct kctx *c, const struct kop_attn_prep *o) {
     a.index_key = o->index_key, a.ik_gain = o->ik_gain, a.ik_bias = o->ik_bias;
     a.latent = o->cache->latent, a.index = o->cache->index;
     a.f32 = cuda_cache_f32();
-    if (a.q_a && o->batch->n_rows <= LATER_ROWS) c->later->prep = a, c->later->prep_due = true;
-    else cuda_prep_launch(c, &a, o->batch->n_rows);
+    if (a.q_a && o->batch->n_rows <= LATER_ROWS)
+        c->later->prep = a, c->later->prep_due = true;
+    else
+        cuda_prep_launch(c, &a, o->batch->n_rows);
 }
 
 /* One thread per rotated pair. */
@@ -108,6 +112,8 @@ void cuda_rope(struct kctx *c, const struct kop_rope *o) {
     a.R = d->r_kv, a.ix_heads = o->iq ? d->ix_heads : 0, a.ix_dim = d->ix_dim;
     a.interleaved = d->ix_rope_interleaved, a.angles = o->angles;
     a.q = o->q, a.qk = o->qk, a.iq = o->iq;
-    if (a.n_rows <= LATER_ROWS && !o->iq) c->later->rope = a, c->later->rope_due = true;
-    else cuda_rope_launch(c, &a);
+    if (a.n_rows <= LATER_ROWS && !o->iq)
+        c->later->rope = a, c->later->rope_due = true;
+    else
+        cuda_rope_launch(c, &a);
 }

@@ -1,5 +1,5 @@
-/* kernels/cuda/prep.cuh: attn_prep as a device function, for its own kernel and for the product that
- * does it on the way.
+/* kernels/cuda/prep.cuh: attn_prep as a device function, for its own kernel and for the product
+ * that does it on the way.
  *
  * Owns: nothing.  Called by: prep.cu, gemv.cu.  Tested by: tests/gpu/check_ops.c
  */

@@ -1,4 +1,5 @@
-/* kernels/cuda/route.cuh: choosing the experts of a row, for the router and for who does it on the way.
+/* kernels/cuda/route.cuh: choosing the experts of a row, for the router and for who does it on the
+ * way.
  *
  * Owns: nothing.  Called by: route.cu, experts_one.cu.  Tested by: tests/gpu/check_ops.c
  */
@@ -32,8 +33,8 @@ static __host__ __device__ inline bool route_is_fast(const struct route_args &a)
 
 #if defined(__CUDACC__)
 
-/* Gates and keys (an order of the selection scores, 0 for none) of row 0 for at most ROUTE_FAST experts,
- * by that many threads or more. */
+/* Gates and keys (an order of the selection scores, 0 for none) of row 0 for at most ROUTE_FAST
+ * experts, by that many threads or more. */
 static __device__ __forceinline__ void route_keys(const struct route_args &a, float *gate,
                                                   uint32_t *key) {
     __shared__ float red[33];
@@ -79,8 +80,8 @@ static __device__ __forceinline__ void route_pick(const struct route_args &a, co
     *weight = (a.norm ? mine / (total + 1e-20f) : mine) * a.scale;
 }
 
-/* One warp, one row, at most 256 experts in one group: scores stay in registers. Lane j gets choice j
- * and its weight. */
+/* One warp, one row, at most 256 experts in one group: scores stay in registers. Lane j gets choice
+ * j and its weight. */
 static __device__ __forceinline__ void route_row_fast(const struct route_args &a, int t, int *id,
                                                       float *weight) {
     int lane = threadIdx.x & 31, E = a.n_experts;

@@ -7,9 +7,9 @@
  */
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/file_block.cuh"
-#include "kernels/cuda/plain.cuh"
 #include "kernels/cuda/gemv.cuh"
 #include "kernels/cuda/later.cuh"
+#include "kernels/cuda/plain.cuh"
 
 /* ---- feed ------------------------------------------------------------------------------------ */
 
@@ -34,8 +34,10 @@ static __global__ void feed_kernel(const __grid_constant__ struct kbatch b,
     if (token < 0 || token >= q.vocab) token = 0;
     b.token[t] = token;
     int64_t at = (int64_t)slot * q.vocab + token;
-    if (b.pos[t] < q.sampling[slot].n_prompt) q.seen_prompt[at] = 1;
-    else count_up(&q.seen_output[at]);
+    if (b.pos[t] < q.sampling[slot].n_prompt)
+        q.seen_prompt[at] = 1;
+    else
+        count_up(&q.seen_output[at]);
 }
 
 void cuda_feed(struct kctx *c, const struct kop_feed *o) {
@@ -79,12 +81,17 @@ static __device__ float cell_value(int type, const struct cell_shape &s, const u
     float q = (float)cell_code(s, cell, r16, b, i);
     int g = 2 * b + i / 16; /* group of sixteen */
     switch (type) {
-    case KT_Q4_0: return __fmul_rn(f16(0), q - 8);
+    case KT_Q4_0:
+        return __fmul_rn(f16(0), q - 8);
     case KT_Q4_1:
-    case KT_Q5_1: return __fadd_rn(__fmul_rn(f16(0), q), f16(2));
-    case KT_Q5_0: return __fmul_rn(f16(0), q - 16);
-    case KT_Q8_0: return __fmul_rn(f16(0), (float)(int8_t)(int)q);
-    case KT_IQ4_NL: return __fmul_rn(f16(0), (float)iq4[(int)q]);
+    case KT_Q5_1:
+        return __fadd_rn(__fmul_rn(f16(0), q), f16(2));
+    case KT_Q5_0:
+        return __fmul_rn(f16(0), q - 16);
+    case KT_Q8_0:
+        return __fmul_rn(f16(0), (float)(int8_t)(int)q);
+    case KT_IQ4_NL:
+        return __fmul_rn(f16(0), (float)iq4[(int)q]);
     case KT_Q2_K:
         return __fsub_rn(__fmul_rn(__fmul_rn(f16(16), (float)(at(g) & 15)), q),
                          __fmul_rn(f16(18), (float)(at(g) >> 4)));
@@ -98,9 +105,11 @@ static __device__ float cell_value(int type, const struct cell_shape &s, const u
         int m = b < 4 ? at(8 + b) & 63 : at(8 + b) >> 4 | at(4 + b) >> 6 << 4;
         return __fsub_rn(__fmul_rn(__fmul_rn(f16(0), (float)a), q), __fmul_rn(f16(2), (float)m));
     }
-    case KT_Q6_K: return __fmul_rn(__fmul_rn(f16(16), (float)(int8_t)at(g)), q - 32);
+    case KT_Q6_K:
+        return __fmul_rn(__fmul_rn(f16(16), (float)(int8_t)at(g)), q - 32);
     case KT_IQ4_XS: {
-        int sh = at(2) | at(3) << 8, ls = (at(4 + b / 2) >> 4 * (b % 2) & 15) | (sh >> 2 * b & 3) << 4;
+        int sh = at(2) | at(3) << 8, ls = (at(4 + b / 2) >> 4 * (b % 2) & 15) | (sh >> 2 * b & 3)
+                                                                                    << 4;
         return __fmul_rn(__fmul_rn(f16(0), (float)(ls - 32)), (float)iq4[(int)q]);
     }
     }
@@ -142,7 +151,8 @@ void cuda_embed(struct kctx *c, const struct kop_embed *o) {
            *o->batch, o->table->type, (const uint8_t *)o->table->data, o->table->cols, o->h);
 }
 
-/* ---- norm, swiglu, gather ---------------------------------------------------------------------- */
+/* ---- norm, swiglu, gather ----------------------------------------------------------------------
+ */
 
 #define NORM_THREADS 1024 /* most of a block: a warp for 256 columns */
 #define NORM_RUNS    2    /* of 256 columns that a warp keeps in registers: widths up to 16384 */
@@ -157,12 +167,12 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     float v[NORM_RUNS][8], g[NORM_RUNS][8];
     int warps = (int)blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int runs = (width + GV_RUN - 1) / GV_RUN, at = lane / 4 * 32 + lane % 4 * 4;
-    auto read = [&](float (&to)[8], const float *p) {
+    auto read = [&](float(&to)[8], const float *p) {
         float4 a = *(const float4 *)p, b = *(const float4 *)(p + 16);
         to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
         to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
     };
-    auto write = [&](float *p, const float (&from)[8]) {
+    auto write = [&](float *p, const float(&from)[8]) {
         *(float4 *)p = make_float4(from[0], from[1], from[2], from[3]);
         *(float4 *)(p + 16) = make_float4(from[4], from[5], from[6], from[7]);
     };
@@ -263,21 +273,22 @@ void cuda_swiglu(struct kctx *c, const struct kop_swiglu *o) {
     cuda_settle(c);
     if (o->n_rows == 0 || o->width == 0) return;
     if (c->image.x == o->act) cuda_image_forget(c);
-    if (o->n_rows <= LATER_ROWS) c->later->swiglu = a, c->later->swiglu_due = true;
-    else cuda_swiglu_launch(c, &a);
+    if (o->n_rows <= LATER_ROWS)
+        c->later->swiglu = a, c->later->swiglu_due = true;
+    else
+        cuda_swiglu_launch(c, &a);
 }
 
 static __global__ void gather_kernel(const int32_t *out_row, int width, const float *x, float *y) {
     gdc_wait();
     int row = out_row[blockIdx.y], i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < width)
-        y[(int64_t)blockIdx.y * width + i] = row < 0 ? 0 : x[(int64_t)row * width + i];
+    if (i < width) y[(int64_t)blockIdx.y * width + i] = row < 0 ? 0 : x[(int64_t)row * width + i];
 }
 
 void cuda_gather(struct kctx *c, const struct kop_gather *o) {
     cuda_settle(c);
     cuda_image_forget(c);
     if (o->batch->n_out == 0) return;
-    launch(c, gather_kernel, dim3((unsigned)ceil_div(o->width, 256), (unsigned)o->batch->n_out), 256,
-           0, o->batch->out_row, o->width, o->x, o->y);
+    launch(c, gather_kernel, dim3((unsigned)ceil_div(o->width, 256), (unsigned)o->batch->n_out),
+           256, 0, o->batch->out_row, o->width, o->x, o->y);
 }

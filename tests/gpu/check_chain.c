@@ -1,10 +1,11 @@
-/* tests/gpu/check_chain.c: operations in a row, as a layer runs them, the CUDA table against the CPU's.
+/* tests/gpu/check_chain.c: operations in a row, as a layer runs them, the CUDA table against the
+ * CPU's.
  *
  * Owns: nothing.  Called by: check_ops (group "chain").  Tested by: being run on a GPU.
  *
- * With one row of x the CUDA backend puts small operations off and does them inside the next one, so
- * results are compared at the end of a chain only; and once more with the host looking after every
- * operation, which makes each run by itself.
+ * With one row of x the CUDA backend puts small operations off and does them inside the next one,
+ * so results are compared at the end of a chain only; and once more with the host looking after
+ * every operation, which makes each run by itself.
  */
 #include "tests/gpu/check.h"
 
@@ -17,15 +18,42 @@ void check_chains(void);
         if (look) side[s].k->sync(side[s].c);                                                      \
     } while (0)
 
-enum { D = 768, H = 8, N = 192, P = 64, R = 512, V = 256, Q = 512, J = 128, I = 4, PAGES = 8,
-       EXPERTS = 64, USED = 8 };
+enum {
+    D = 768,
+    H = 8,
+    N = 192,
+    P = 64,
+    R = 512,
+    V = 256,
+    Q = 512,
+    J = 128,
+    I = 4,
+    PAGES = 8,
+    EXPERTS = 64,
+    USED = 8
+};
 
 static struct kdims dims_new(int heads) {
-    return (struct kdims){.d_model = D, .n_heads = heads, .d_nope = N, .d_rope = P, .d_v = V,
-                          .r_q = Q, .r_kv = R, .ix_heads = I, .ix_dim = J, .ix_topk = 2048,
-                          .ix_rope_interleaved = true, .rms_eps = 1e-5f, .ix_eps = 1e-6f,
-                          .attn_scale = 0.0625f, .n_experts = EXPERTS, .n_used = USED, .n_groups = 1,
-                          .n_groups_used = 1, .gating = 2, .norm_weights = true,
+    return (struct kdims){.d_model = D,
+                          .n_heads = heads,
+                          .d_nope = N,
+                          .d_rope = P,
+                          .d_v = V,
+                          .r_q = Q,
+                          .r_kv = R,
+                          .ix_heads = I,
+                          .ix_dim = J,
+                          .ix_topk = 2048,
+                          .ix_rope_interleaved = true,
+                          .rms_eps = 1e-5f,
+                          .ix_eps = 1e-6f,
+                          .attn_scale = 0.0625f,
+                          .n_experts = EXPERTS,
+                          .n_used = USED,
+                          .n_groups = 1,
+                          .n_groups_used = 1,
+                          .gating = 2,
+                          .norm_weights = true,
                           .weights_scale = 2.5f};
 }
 
@@ -67,9 +95,9 @@ static void fill_cache(const struct kdims *d, struct kcache *cache, int n) {
         cache[s].latent = side[s].k->alloc(side[s].c, cells * side[s].k->latent_bytes(d));
         cache[s].index = side[s].k->alloc(side[s].c, cells * side[s].k->index_bytes(d));
         RUN(s, angles, &(struct kop_angles){&c.b[s], c.freq.p[s], c.angles.p[s], P / 2});
-        RUN(s, attn_prep, &(struct kop_attn_prep){&c.b[s], &c.q[s], d, &cache[s], c.angles.p[s], NULL,
-                                                  NULL, kv.p[s], gain.p[s], ik.p[s], gain.p[s],
-                                                  gain.p[s]});
+        RUN(s, attn_prep,
+            &(struct kop_attn_prep){&c.b[s], &c.q[s], d, &cache[s], c.angles.p[s], NULL, NULL,
+                                    kv.p[s], gain.p[s], ik.p[s], gain.p[s], gain.p[s]});
     }
 }
 
@@ -91,7 +119,8 @@ static void attention(int T, int heads, int at, int type, bool look) {
     struct both kv = both_new((size_t)(T * (R + P)) * 4), ik = both_new((size_t)(T * J) * 4);
     struct both w = both_new((size_t)(T * I) * 4), q = both_new((size_t)(T * heads * (N + P)) * 4);
     struct both qk = both_new((size_t)(T * heads * (R + P)) * 4);
-    struct both ol = both_new((size_t)(T * heads * R) * 4), ov = both_new((size_t)T * (size_t)HV * 4);
+    struct both ol = both_new((size_t)(T * heads * R) * 4),
+                ov = both_new((size_t)T * (size_t)HV * 4);
     struct both y = both_new((size_t)(T * D) * 4);
     struct kbounds bounds = {T, 1, at + T, 16};
     EACH_SIDE(s) {
@@ -103,17 +132,19 @@ static void attention(int T, int heads, int at, int type, bool look) {
                                     {&ikw.m[s], x.p[s], ik.p[s], D, J, T},
                                     {&iw.m[s], x.p[s], w.p[s], D, I, T}};
         RUN(s, matmul, down, 4);
-        RUN(s, attn_prep, &(struct kop_attn_prep){&c.b[s], &c.q[s], &d, &cache[s], c.angles.p[s],
-                                                  qa.p[s], gain.p[s], kv.p[s], gain.p[s], ik.p[s],
-                                                  gain.p[s], gain.p[s]});
+        RUN(s, attn_prep,
+            &(struct kop_attn_prep){&c.b[s], &c.q[s], &d, &cache[s], c.angles.p[s], qa.p[s],
+                                    gain.p[s], kv.p[s], gain.p[s], ik.p[s], gain.p[s], gain.p[s]});
         RUN(s, matmul, &(struct kop_matmul){&q_b.m[s], qa.p[s], q.p[s], Q, heads * (N + P), T}, 1);
-        RUN(s, head_matmul, &(struct kop_head_matmul){&k_b.m[s], q.p[s], qk.p[s], heads * (N + P),
-                                                      N + P, heads * (R + P), R + P, T});
+        RUN(s, head_matmul,
+            &(struct kop_head_matmul){&k_b.m[s], q.p[s], qk.p[s], heads * (N + P), N + P,
+                                      heads * (R + P), R + P, T});
         RUN(s, rope, &(struct kop_rope){&c.b[s], &d, c.angles.p[s], q.p[s], qk.p[s], NULL});
-        RUN(s, attend, &(struct kop_attend){&c.b[s], &c.q[s], &d, &cache[s], qk.p[s], NULL, NULL,
-                                            ol.p[s], scratch});
-        RUN(s, head_matmul, &(struct kop_head_matmul){&v_b.m[s], ol.p[s], ov.p[s], heads * R, R, HV,
-                                                      V, T});
+        RUN(s, attend,
+            &(struct kop_attend){&c.b[s], &c.q[s], &d, &cache[s], qk.p[s], NULL, NULL, ol.p[s],
+                                 scratch});
+        RUN(s, head_matmul,
+            &(struct kop_head_matmul){&v_b.m[s], ol.p[s], ov.p[s], heads * R, R, HV, V, T});
         RUN(s, matmul, &(struct kop_matmul){&o.m[s], ov.p[s], y.p[s], HV, D, T}, 1);
         side[s].k->sync(side[s].c);
         side[s].k->free(side[s].c, scratch);
@@ -158,12 +189,12 @@ static void experts(int T, const struct widths *m, bool look) {
                                   {&router.m[s], x.p[s], logits.p[s], D, EXPERTS, T}};
         RUN(s, matmul, in, 3);
         RUN(s, swiglu, &(struct kop_swiglu){T, Fs, g.p[s], u.p[s], g.p[s]});
-        RUN(s, experts_up, &(struct kop_experts_up){&c.b[s], &d, logits.p[s], bias.p[s], &ge.m[s],
-                                                    &ue.m[s], x.p[s], ids.p[s], weights.p[s],
-                                                    act.p[s], scratch, 0});
-        RUN(s, experts_down, &(struct kop_experts_down){&c.b[s], &d, ids.p[s], weights.p[s], &de.m[s],
-                                                        act.p[s], &down.m[s], g.p[s], y.p[s],
-                                                        scratch, 0});
+        RUN(s, experts_up,
+            &(struct kop_experts_up){&c.b[s], &d, logits.p[s], bias.p[s], &ge.m[s], &ue.m[s],
+                                     x.p[s], ids.p[s], weights.p[s], act.p[s], scratch, 0});
+        RUN(s, experts_down,
+            &(struct kop_experts_down){&c.b[s], &d, ids.p[s], weights.p[s], &de.m[s], act.p[s],
+                                       &down.m[s], g.p[s], y.p[s], scratch, 0});
         RUN(s, matmul, in, 2); /* once more, as a dense layer */
         RUN(s, swiglu, &(struct kop_swiglu){T, Fs, g.p[s], u.p[s], g.p[s]});
         RUN(s, matmul, &(struct kop_matmul){&down.m[s], g.p[s], dense.p[s], Fs, D, T}, 1);
@@ -179,8 +210,10 @@ static void experts(int T, const struct widths *m, bool look) {
 void check_chains(void) {
     static const int T[] = {1, 2, 3, 7, 19};
     static const struct widths shapes[] = {
-        {256, 256, KT_Q4_K, KT_Q5_K, KT_Q8_0}, {2048, 2048, KT_Q4_K, KT_Q5_K, KT_Q8_0},
-        {96, 160, KT_Q6_K, KT_Q4_1, KT_Q5_0},  {512, 256, KT_IQ4_XS, KT_Q3_K, KT_Q6_K},
+        {256, 256, KT_Q4_K, KT_Q5_K, KT_Q8_0},
+        {2048, 2048, KT_Q4_K, KT_Q5_K, KT_Q8_0},
+        {96, 160, KT_Q6_K, KT_Q4_1, KT_Q5_0},
+        {512, 256, KT_IQ4_XS, KT_Q3_K, KT_Q6_K},
     };
     for (int i = 0; i < 5; i++)
         for (int look = 0; look < 2; look++) {
