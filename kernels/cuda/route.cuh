@@ -53,6 +53,19 @@ static __device__ __forceinline__ void route_keys(const struct route_args &a, fl
     if (e < ROUTE_FAST) gate[e] = v, key[e] = e < E ? order_key(a.bias ? v + bias : v) : 0;
 }
 
+/* Number of the largest of a warp's keys, key[i] of a lane being number lane + 32 * i; the lower
+ * one of equals. */
+static __device__ __forceinline__ int best_key(const uint32_t (&key)[8]) {
+    int lane = threadIdx.x & 31, at = INT32_MAX;
+    uint32_t best = max(max(max(key[0], key[1]), max(key[2], key[3])),
+                        max(max(key[4], key[5]), max(key[6], key[7])));
+    best = __reduce_max_sync(~0u, best);
+#pragma unroll
+    for (int i = 7; i >= 0; i--)
+        if (key[i] == best) at = lane + 32 * i;
+    return __reduce_min_sync(~0u, at);
+}
+
 /* The choices of route_keys' row, by a warp. Lane j gets choice j and its weight. */
 static __device__ __forceinline__ void route_pick(const struct route_args &a, const float *gate,
                                                   const uint32_t *keys, int *id, float *weight) {
@@ -62,14 +75,7 @@ static __device__ __forceinline__ void route_pick(const struct route_args &a, co
 #pragma unroll
     for (int i = 0; i < 8; i++) key[i] = keys[lane + 32 * i];
     for (int j = 0; j < a.n_used; j++) {
-        uint32_t best = max(max(max(key[0], key[1]), max(key[2], key[3])),
-                            max(max(key[4], key[5]), max(key[6], key[7])));
-        best = __reduce_max_sync(~0u, best);
-        int at = INT32_MAX;
-#pragma unroll
-        for (int i = 7; i >= 0; i--)
-            if (key[i] == best) at = lane + 32 * i;
-        at = __reduce_min_sync(~0u, at);
+        int at = best_key(key);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (at == lane + 32 * i) key[i] = 0;
@@ -109,15 +115,7 @@ static __device__ __forceinline__ void route_row_fast(const struct route_args &a
         key[i] = e < E ? order_key(a.bias ? gate[i] + a.bias[e] : gate[i]) : 0;
     }
     for (int j = 0; j < a.n_used; j++) {
-        uint32_t best = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) best = max(best, key[i]);
-        best = __reduce_max_sync(~0u, best);
-        int at = INT32_MAX;
-#pragma unroll
-        for (int i = 7; i >= 0; i--)
-            if (key[i] == best) at = lane + 32 * i;
-        at = __reduce_min_sync(~0u, at);
+        int at = best_key(key);
         float g = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++)
