@@ -268,9 +268,10 @@ static int check_links(const struct settings *set, struct err_text *err) {
 }
 
 /* Until the loop hears signals itself. */
-static volatile sig_atomic_t asked_early;
+static volatile sig_atomic_t asked_early, hung_up_early;
 static void on_early(int signum) {
-    asked_early = signum;
+    if (signum == SIGHUP) hung_up_early = 1;
+    else asked_early = signum;
 }
 
 /* Workers may run already: the loop turns until all is gone, whatever went wrong. */
@@ -283,6 +284,7 @@ static int run(struct serve *s, struct err_text *err) {
     if (rc == OK) rc = start_engine(s, err);
     if (rc == OK) {
         start_signals(s);
+        if (hung_up_early) on_hang_up(NULL, SIGHUP);
         start_beat(s);
         rc = start_api(s, err);
         if (rc < 0) stop(s, true);
@@ -299,6 +301,7 @@ int cmd_serve(int argc, char **argv) {
     static struct serve s = {.notify = {.fd = -1}};
     struct err_text err = {0};
     enum log_level level = LOG_INFO;
+    signal(SIGHUP, on_early);  /* whoever rotates logs may come before the loop turns */
     signal(SIGTERM, on_early); /* asked in the first milliseconds, it ends with 0 too */
     signal(SIGINT, on_early);
     s.start_ns = uv_hrtime();

@@ -168,14 +168,30 @@ def test_a_program_that_is_away_for_a_moment_is_looked_for_again(launch, tmp_pat
     server.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
-def test_asked_to_stop_as_soon_as_it_can_hear_it_ends_with_0(launch, number):
-    server = launch(tp=2)
-
+def wait_until_it_hears(server, number):
     def hears():
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{server.pid}/status").read_text(), re.M)
         return int(caught[1], 16) >> (number - 1) & 1
     eventually(hears, 10, "a handler", server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_asked_to_stop_as_soon_as_it_can_hear_it_ends_with_0(launch, number):
+    server = launch(tp=2)
+    wait_until_it_hears(server, number)
     server.signal(number)
     assert server.wait_end() == 0, server.log_end()
     server.check_clean()
+
+
+def test_told_to_open_its_log_again_at_any_moment_of_its_start_it_starts(launch):
+    server = launch(tp=2)
+    wait_until_it_hears(server, signal.SIGTERM)
+
+    def listening():
+        server.signal(signal.SIGHUP)
+        assert server.process.poll() is None, f"the server ended with {server.process.returncode}" + server.log_end()
+        return "listening" in server.log()
+    eventually(listening, 30, "a server that listens", server)
+    server.wait_ready()
+    server.stop()
