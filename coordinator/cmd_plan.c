@@ -9,6 +9,7 @@
  */
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,7 +68,8 @@ static int read_options(struct planning *o, int argc, char **argv, struct err_te
         {.name = "json", .kind = OPT_FLAG, .out = &o->json, .help = "Print one JSON object."},
     };
     *o = (struct planning){
-        .device = "rtx-pro-6000", .tp = 8, .max_seqs = 64, .max_step_tokens = 512};
+        .device = "rtx-pro-6000", .tp = 8, .max_seqs = 64, .max_step_tokens = 512,
+        .memory_gib = NAN, .bandwidth_gb = NAN};
     int n = opt_parse(rows, ARRAY_LEN(rows), argc, argv, 1,
                       "usage: octavo plan [OPTION…] FILE\n"
                       "Says from a model's header what it needs of which devices, and how fast it "
@@ -82,10 +84,10 @@ static int read_options(struct planning *o, int argc, char **argv, struct err_te
 
 static int make_ask(const struct planning *o, struct plan_ask *a, struct err_text *err) {
     const struct kind *k = o->kind;
-    double memory = o->memory_gib > 0 ? o->memory_gib * GIB : k->memory_gib * GIB;
-    double bandwidth = o->bandwidth_gb > 0 ? o->bandwidth_gb : k->bandwidth_gb;
-    if (!k->cuda && memory <= 0) memory = (double)cache_host_available();
-    if (memory <= 0 || bandwidth <= 0 || memory > 1e18)
+    double memory = (isnan(o->memory_gib) ? k->memory_gib : o->memory_gib) * GIB;
+    double bandwidth = isnan(o->bandwidth_gb) ? k->bandwidth_gb : o->bandwidth_gb;
+    if (!k->cuda && isnan(o->memory_gib)) memory = (double)cache_host_available();
+    if (memory <= 0 || memory > 1e18 || bandwidth < 1e-3 || bandwidth > 1e9)
         return err_set(err, ERR_SETUP,
                        "--device %s: expected --memory in GiB and --bandwidth in GB/s, found %g "
                        "and %g",

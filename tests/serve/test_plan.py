@@ -59,6 +59,9 @@ def test_what_it_prints_names_parts_room_speed_and_what_is_not_loaded():
     (["--ctx", 5000, TINY], "--ctx: expected at most the model's 4096 tokens, found 5000"),
     (["--device", "other", TINY], "--device other: expected --memory in GiB and --bandwidth in GB/s"),
     (["--device", "abacus", TINY], "--device: expected"),
+    (["--memory", "-1", TINY], "expected --memory in GiB and --bandwidth in GB/s, found -1 and 1792"),
+    (["--memory", "0", TINY], "expected --memory in GiB and --bandwidth in GB/s, found 0 and 1792"),
+    (["--bandwidth", "1e300", TINY], "expected --memory in GiB and --bandwidth in GB/s, found 95.6 and 1e+300"),
     ([], "expected the path of a GGUF file, found none"),
     (["none.gguf"], "none.gguf: expected to open this file"),
 ])
