@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "proto/log.h"
+
 static void answer(struct http_exchange *x, int status, struct http_buf *b) {
     api_answer_json(x, status, b);
     http_buf_deinit(b);
@@ -49,7 +51,7 @@ void api_model(struct http_exchange *x, void *user) {
 void api_version(struct http_exchange *x, void *user) {
     UNUSED(user);
     struct http_buf b = {0};
-    http_buf_printf(&b, "{\"version\":\"%s\"}", OCTAVO_VERSION);
+    http_buf_printf(&b, "{\"version\":\"%s\",\"build\":\"%s\"}", OCTAVO_VERSION, log_build());
     answer(x, 200, &b);
 }
 

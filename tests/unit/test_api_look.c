@@ -1,6 +1,7 @@
 /* tests/unit/test_api_look.c: the routes that only look, and who may: health, progress, models,
  * workers, the tokenizer, keys.
  */
+#include "proto/log.h"
 #include "tests/unit/api_world.h"
 
 /* ---- looking ----------------------------------------------------------------------------------
@@ -133,7 +134,9 @@ static void models_and_workers_are_listed(void **state) {
         snprintf(path, sizeof path, "/v1/workers/%s", none[i]);
         assert_int_equal(ask(path, "", NULL), 404);
     }
-    assert_int_equal(ask("/version", "", NULL), 200);
+    assert_int_equal(ask("/version", "", &j), 200);
+    assert_string_equal(str(j, "build"), log_build());
+    json_decref(j);
     assert_int_equal(ask("/metrics", "", NULL), 200);
 }
 
