@@ -10,7 +10,9 @@
  * while a graph is captured: a step must give the same bits replayed as it gave run.
  *
  * A step is spoilt by an abort only if it used what the abort breaks: `large` says ERR_ABORTED for
- * everything once its generation is over, so it is asked only after steps that went over it.
+ * everything once its generation is over, so it is asked only after steps that went over it. When
+ * one is queued others may be in flight before it, and whose check comes next is not known here, so
+ * it is asked at as many checks as there can be steps.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +21,14 @@
 #include "proto/limits.h"
 #include "proto/log.h"
 #include "worker/coll_mix.h"
+#include "worker/step.h"
 
 struct coll_mix {
     struct coll base;
     struct coll *small, *large;
     int64_t large_from;
     const bool *capturing;
-    bool used;     /* large, since the last check */
+    int to_ask;    /* checks to come that may be of a step that used large */
     bool captured; /* large, by a graph: it may be used without our knowing */
     char name[16];
     struct coll_ops ops;
@@ -37,7 +40,7 @@ static struct coll_mix *mix_of(struct coll *c) {
 
 static struct coll *way_of(struct coll_mix *m, int64_t bytes) {
     if (bytes < m->large_from) return m->small;
-    m->used = true;
+    m->to_ask = STEPPER_DEPTH;
     m->captured |= m->capturing && *m->capturing;
     return m->large;
 }
@@ -66,8 +69,8 @@ static int mix_broadcast(struct coll *c, void *x, int64_t bytes, int root) {
 
 static int mix_check(struct coll *c) {
     struct coll_mix *m = mix_of(c);
-    const bool used = m->used || m->captured;
-    m->used = false;
+    const bool used = m->to_ask > 0 || m->captured;
+    if (m->to_ask > 0) m->to_ask--;
     TRY(mix_waited(m, coll_check(m->small)));
     return used ? mix_waited(m, coll_check(m->large)) : OK;
 }

@@ -162,6 +162,15 @@ static void an_abort_after_a_small_step_does_not_spoil_it(void **state) {
     run(small_step_body, members());
 }
 
+/* All know of the abort before they look at the step. */
+static void abort_spoils(struct member *m) {
+    meet(m);
+    if (m->rank == 1) coll_abort(m->c);
+    while (m->rank != 1 && coll_check(m->large) == OK) sched_yield();
+    SHOULD(m, coll_check(m->c) == ERR_ABORTED);
+    coll_close(m->c);
+}
+
 static void *large_step_body(void *arg) {
     struct member *m = arg;
     if (!open_mix(m)) return NULL;
@@ -169,11 +178,7 @@ static void *large_step_body(void *arg) {
     SHOULD(m, coll_check(m->c) == OK);
     if (m->capturing) SHOULD(m, coll_check(m->c) == OK);
     SHOULD(m, coll_all_reduce(m->c, m->x, m->capturing ? 100 : FLOATS) == OK);
-    meet(m);
-    if (m->rank == 1) coll_abort(m->c);
-    while (m->rank != 1 && coll_check(m->large) == OK) sched_yield();
-    SHOULD(m, coll_check(m->c) == ERR_ABORTED);
-    coll_close(m->c);
+    abort_spoils(m);
     return NULL;
 }
 
@@ -184,6 +189,21 @@ static void an_abort_spoils_a_step_that_went_over_nccl_or_may_have_in_a_graph(vo
     m = members();
     for (int r = 0; r < RANKS; r++) m[r].capturing = true;
     run(large_step_body, m);
+}
+
+static void *second_step_body(void *arg) {
+    struct member *m = arg;
+    if (!open_mix(m)) return NULL;
+    SHOULD(m, sums(m, 100, true));
+    SHOULD(m, sums(m, FLOATS, false));
+    SHOULD(m, coll_check(m->c) == OK); /* of the small one, with the large one in flight */
+    abort_spoils(m);
+    return NULL;
+}
+
+static void the_check_of_a_small_step_does_not_answer_for_the_large_one_behind_it(void **state) {
+    UNUSED(state);
+    run(second_step_body, members());
 }
 
 static void *stuck_body(void *arg) {
@@ -287,6 +307,7 @@ int main(void) {
         cmocka_unit_test(the_size_alone_decides_which_way_a_message_takes),
         cmocka_unit_test(an_abort_after_a_small_step_does_not_spoil_it),
         cmocka_unit_test(an_abort_spoils_a_step_that_went_over_nccl_or_may_have_in_a_graph),
+        cmocka_unit_test(the_check_of_a_small_step_does_not_answer_for_the_large_one_behind_it),
         cmocka_unit_test(ranks_stuck_in_a_large_sum_are_freed_by_an_abort_and_can_begin_again),
         cmocka_unit_test(large_begins_where_it_is_faster_and_stays_so),
         cmocka_unit_test(the_slowest_rank_decides_for_all),
