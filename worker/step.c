@@ -79,7 +79,7 @@ struct stepper {
     struct slot *slots;
     uint64_t serial;
     struct flight flights[FLIGHTS];
-    unsigned submitted, collected; /* how many; modulo FLIGHTS the flight */
+    uint64_t submitted, collected; /* how many; modulo FLIGHTS the flight */
     uint64_t collected_us;
     struct step_times times;
     struct ksampling sampling;
@@ -136,7 +136,7 @@ int stepper_in_flight(const struct stepper *st) {
     return (int)(st->submitted - st->collected);
 }
 
-static int mark_of(unsigned number, int which) {
+static int mark_of(uint64_t number, int which) {
     return MARKS * (int)(number % FLIGHTS) + which;
 }
 
@@ -524,7 +524,7 @@ static struct slot *slot_of(struct stepper *st, int32_t slot, uint32_t generatio
 
 static void note_times(struct stepper *st) {
     const struct model *m = st->m;
-    unsigned now = st->collected, before = now - 1;
+    uint64_t now = st->collected, before = now - 1;
     st->times.ahead = st->flights[now % FLIGHTS].ahead;
     st->times.device_us =
         m->k->span_us(m->ctx, mark_of(now, MARK_BEFORE), mark_of(now, MARK_BEHIND));
