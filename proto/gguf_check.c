@@ -71,7 +71,7 @@ static bool is_bad(uint32_t type, const uint8_t *b) {
         return single_is_bad(b + 2);
     case DOUBLE:
         return double_is_bad(b);
-    case NIBBLES: /* the upper four bits: all of the exponent but its last */
+    case NIBBLES: /* sign and three bits of exponent in the last word, two more before it */
         return (b[at[0] + 7] & 0x70) == 0x70 && (b[at[0] + 5] & 0xC0) == 0xC0;
     case EXPONENT:
         return b[0] == 255;

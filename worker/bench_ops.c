@@ -6,8 +6,8 @@
  * The same forward pass, with a table in which all operations but one do nothing, captured as a
  * graph where there are graphs. Weights differ from layer to layer and the caches are flushed
  * before each turn, so that nothing is found there that a real step would not find. Time is the
- * device's own, from mark to mark, less that of a graph with one empty operation; on a backend
- * without a clock it is the host's.
+ * device's own, from mark to mark, less that of a graph with feed, the least operation; on a
+ * backend without a clock it is the host's.
  *
  * Bytes are those that must move: weights, rows read and written; of experts those chosen.
  */

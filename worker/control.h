@@ -1,8 +1,9 @@
 /* worker/control.h: the control thread and the mailbox between it and the step thread.
  *
- * The control thread owns the control socket and the probes (probe.h). It beats, answers probes, relays what the step thread posts, and
- * hears JOIN, ABORT and STOP even while the step thread is busy, loading or stuck: ABORT reaches
- * the communicator at once, from here. It never touches the model and never enters a collective.
+ * The control thread owns the control socket and the probes (probe.h). It beats, answers probes,
+ * relays what the step thread posts, and hears JOIN, ABORT and STOP even while the step thread is
+ * busy, loading or stuck: ABORT reaches the communicator at once, from here. It never touches the
+ * model and never enters a collective.
  *
  * Owns: the control socket, the thread, both halves of the mailbox.
  * Called by: the step thread (main.c), which is the only caller of these functions.
