@@ -180,9 +180,20 @@ static bool page_for_row(struct sched *s, struct seq *q) {
     return true;
 }
 
+/* Pages that were found in the cache and that no entry has named yet: all may come in one step. */
+static int32_t unnamed_pages(const struct sched *s) {
+    int32_t n = 0;
+    for (int i = 0; i < s->n_running; i++) {
+        const struct seq *q = &s->seqs[s->running[i]];
+        n += MAX(0, q->n_found / LIMIT_PAGE_TOKENS - q->n_announced);
+    }
+    return n;
+}
+
 /* A slot and the pages of all its tokens for q, of which the first n_found are in the cache. */
 static void enter(struct sched *s, struct seq *q, int32_t n_found, struct sched_plan *plan) {
-    int32_t fresh = sched_pages_for(q->n_tokens) - n_found, at_step = plan->msg.step.n_pages;
+    int32_t fresh = sched_pages_for(q->n_tokens) - n_found;
+    int32_t named = plan->msg.step.n_pages + unnamed_pages(s) + n_found;
     const struct msg_sampling *p = &q->sampling;
     int slot = 0;
     while (s->slots[slot].seq != NONE) slot++;
@@ -201,7 +212,7 @@ static void enter(struct sched *s, struct seq *q, int32_t n_found, struct sched_
     sched_run_insert(s, q);
     /* Its entry names the pages that were found; whoever counts tokens must hear those too. */
     bool counts = p->repetition != 1 || p->presence != 0 || p->frequency != 0;
-    bool tell = n_found && (counts || at_step + n_found > LIMIT_STEP_PAGES / 2);
+    bool tell = n_found && (counts || named > LIMIT_STEP_PAGES / 2);
     if (tell) q->n_announced = n_found;
     plan->tell[plan->n_admits] = tell;
     plan->admits[plan->n_admits++] = slot;

@@ -221,6 +221,61 @@ static void a_very_long_hit_is_told_in_pieces(void **state) {
     free(prompt);
 }
 
+/* One step, answered at once: how many of its sequences were told by RESTORE; -1: nothing to do. */
+static int step_alone(struct sched *s, struct sched_plan *plan, struct msg *before) {
+    static struct msg_tokens t;
+    struct err_text err;
+    int told = 0;
+    if (!sched_plan(s, 1, plan)) return -1;
+    while (sched_plan_next(s, plan, before))
+        told += before->type == MSG_RESTORE && before->restore.entries[0].pos == 0;
+    const struct msg_step *step = &plan->msg.step;
+    t.step_id = step->id;
+    t.n = 0;
+    for (int i = 0; i < step->n_entries; i++) {
+        const struct msg_entry *e = &step->entries[i];
+        if (e->samples)
+            t.tokens[t.n++] = (struct msg_token){
+                .slot = e->slot, .slot_generation = e->slot_generation, .pos = e->pos + e->count};
+    }
+    assert_int_equal(sched_commit(s, &t, 2, &err), OK);
+    sched_events_clear(s);
+    return told;
+}
+
+static void hear_nothing(void *user, const struct engine_event *ev) {
+    UNUSED(user), UNUSED(ev);
+}
+
+/* Together they found more pages than one step announces: those of most are told before it. */
+static void many_who_find_a_book_fit_into_one_step(void **state) {
+    UNUSED(state);
+    enum { BOOK = 3000 * LIMIT_PAGE_TOKENS + 1, READERS = 6 };
+    struct sched *s;
+    struct sched_options o = {.max_seqs = 8, .max_step_rows = LIMIT_STEP_ROWS, .depth = 1,
+                              .queue_requests = 8, .queue_tokens = LIMIT_QUEUE_TOKENS,
+                              .context = LIMIT_CONTEXT_TOKENS, .prefix_cache = true};
+    struct sched_plan *plan = malloc(sizeof *plan);
+    struct msg *before = malloc(sizeof *before);
+    int32_t *book = calloc(BOOK, sizeof *book);
+    struct engine_request r = {.tokens = book, .n_tokens = BOOK, .max_tokens = 1,
+                               .ignore_eos = true, .sink = hear_nothing,
+                               .sampling = {.top_p = 1, .repetition = 1}};
+    uint64_t id;
+    assert_true(plan && before && book);
+    assert_int_equal(sched_new(&s, &o), OK);
+    assert_int_equal(sched_set_pages(s, 4000), OK);
+    assert_int_equal(sched_submit(s, &r, 1, &id), OK);
+    while (step_alone(s, plan, before) == 0) continue;
+    for (int i = 0; i < READERS; i++) assert_int_equal(sched_submit(s, &r, 1, &id), OK);
+    assert_int_equal(step_alone(s, plan, before), READERS - 1);
+    assert_int_equal(plan->msg.step.n_entries, READERS);
+    assert_int_equal(plan->msg.step.n_pages, 3000 + READERS);
+    assert_true(sched_idle(s));
+    sched_free(s);
+    free(plan), free(before), free(book);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_digest_is_siphash),
@@ -234,6 +289,7 @@ int main(void) {
         cmocka_unit_test(after_a_lost_rank_it_is_found_still_and_after_a_lost_device_no_more),
         cmocka_unit_test(when_pages_are_needed_the_ends_of_old_chains_go_first),
         cmocka_unit_test(a_very_long_hit_is_told_in_pieces),
+        cmocka_unit_test(many_who_find_a_book_fit_into_one_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
