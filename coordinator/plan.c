@@ -24,11 +24,11 @@
 #define PARTIAL_BYTES  ((uint64_t)256 << 20)  /* CUDA: partial sums of experts at a time */
 #define ATTEND_SPLITS  8192                   /* CUDA: partial results of attention */
 
-/* Measured on one H200, December 2026: times the floor at batch 1, 2, 4 … 64, and what a layer
- * costs however little it reads. The CPU backend is bound by arithmetic. */
-static const double times_floor[PLAN_BATCHES] = {2.2, 2.3, 2.2, 2.3, 2.6, 2.9, 3.6};
-#define LAYER_S         90e-6
-#define CPU_TIMES_FLOOR 3.0
+/* Measured on one H200, December 2026, at batch 1, 2, 4 … 64: times the floor at full width, and
+ * what a layer of a narrow share takes over its bytes (4 and 16 in between the others). */
+static const double times_floor[PLAN_BATCHES] = {1.6, 2.2, 2.2, 2.0, 2.3, 2.0, 2.1};
+static const double layer_s[PLAN_BATCHES] = {49e-6, 117e-6, 140e-6, 172e-6, 220e-6, 290e-6, 440e-6};
+#define CPU_TIMES_FLOOR 3.0 /* bound by arithmetic */
 
 /* An all-reduce of one row, and of each further one. */
 #define PCIE_SUM_S       10e-6
@@ -157,7 +157,7 @@ static void estimate(struct plan *p, int i, int64_t pages) {
     b->context = MIN(d->context, pages / b->batch * LIMIT_PAGE_TOKENS);
     b->read_bytes = read_bytes(p, b->batch);
     b->floor_s = (double)b->read_bytes / p->ask.bytes_per_s;
-    double layers = p->ask.cuda ? (double)d->layers * LAYER_S * ranks_per_device(p) : 0;
+    double layers = p->ask.cuda ? (double)d->layers * layer_s[i] * ranks_per_device(p) : 0;
     double factor = p->ask.cuda ? times_floor[i] : CPU_TIMES_FLOOR;
     b->step_s = MAX(factor * b->floor_s, b->floor_s + layers) +
                 2 * (double)d->layers * sum_seconds(&p->ask, b->batch);
