@@ -89,8 +89,8 @@ static struct bench_size size_of(const struct request *r) {
     for (int i = 0; i < r->ops.n; i++) need(&s, r->ops.at[i], r->ops.at[i], context + 1);
     for (int i = 0; i < r->ops_prompt.n; i++) need(&s, r->ops_prompt.at[i], 1, r->ops_prompt.at[i]);
     if (r->prompts)
-        need(&s, MIN(r->prompts * r->each, BENCH_ROWS), MIN(r->prompts, BENCH_ROWS / r->each),
-             r->each);
+        need(&s, MIN(r->prompts * r->each, BENCH_ROWS),
+             bench_together(r->prompts, r->each, BENCH_ROWS), r->each);
     return s;
 }
 

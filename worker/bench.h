@@ -68,6 +68,9 @@ void bench_rows(struct bench *b, int prompts, int each, int at);
 bool bench_pages(struct bench *b, int slots, int positions);
 int64_t bench_pages_of(int slots, int positions);
 
+/* How many of so many prompts of `each` tokens go into one step of up to max_rows; at least one. */
+int bench_together(int prompts, int each, int max_rows);
+
 void bench_run(struct bench *b, struct coll *coll); /* one step; ends the process on failure */
 int bench_distinct(
     struct bench *b); /* experts that the rows of the last step chose in its last layer */

@@ -42,6 +42,10 @@ int64_t bench_pages_of(int slots, int positions) {
     return (int64_t)slots * ((positions + K_PAGE - 1) / K_PAGE);
 }
 
+int bench_together(int prompts, int each, int max_rows) {
+    return MAX(1, MIN(MIN(prompts, BENCH_SLOTS), max_rows / each));
+}
+
 bool bench_pages(struct bench *b, int slots, int positions) {
     struct model *m = &b->m;
     int64_t each = bench_pages_of(1, positions);
@@ -176,7 +180,7 @@ void bench_decode(struct bench *b, int rows, int context) {
 
 /* Feeds `prompts` prompts of `each` tokens: several to a step, or one in several steps. */
 static void feed_prompts(struct bench *b, struct coll *coll, int prompts, int each) {
-    int together = MAX(1, MIN(prompts, b->m.max_rows / each));
+    int together = bench_together(prompts, each, b->m.max_rows);
     for (int p = 0; p < prompts; p += together)
         for (int at = 0; at < each; at += b->m.max_rows) {
             bench_rows(b, MIN(together, prompts - p), MIN(each - at, b->m.max_rows), at);
@@ -189,7 +193,7 @@ void bench_prompts(struct bench *b, int prompts, int each) {
     double us[TURNS];
     int rows = prompts * each;
     struct coll absent = {.ops = &coll_absent_ops}; /* such sums are too large to loop back */
-    if (!bench_pages(b, MAX(1, MIN(prompts, b->m.max_rows / each)), each)) {
+    if (!bench_pages(b, bench_together(prompts, each, b->m.max_rows), each)) {
         bench_table_note(b, "prefill", rows, each, "caches do not fit");
         return;
     }

@@ -53,3 +53,9 @@ def test_parts_left_out_are_left_out(tmp_path):
     ran = bench("--shape", "tiny", "--decode", "none", "--prefill", "none", "--csv", str(tmp_path / "bench.csv"))
     assert ran.returncode == 0, ran.stderr
     assert {r["section"] for r in csv.DictReader(open(tmp_path / "bench.csv"))} == {"ceiling"}
+
+
+def test_more_prompts_than_there_are_slots_are_fed_by_turns(tmp_path):
+    ran = bench("--shape", "tiny", "--decode", "none", "--prefill", "none", "--prompts", "1024:1", "--csv", str(tmp_path / "bench.csv"))
+    assert ran.returncode == 0, ran.stderr
+    assert [r["rows"] for r in csv.DictReader(open(tmp_path / "bench.csv")) if r["section"] == "prefill"] == ["1024"]
