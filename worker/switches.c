@@ -1,6 +1,7 @@
 /* worker/switches.c: debug switches of the backend. See switches.h.
  *
- * Owns: nothing.  Called by: main.c, bench.c, tests.  Fails how: see switches.h.  Limits: none.
+ * Owns: nothing.  Called by: options.c, main.c, bench.c, tests.  Fails how: see switches.h.
+ * Limits: none.
  * Tested by: tests/unit/test_switches.c
  *
  * The list is walked twice, so that a mistake at its end leaves nothing half set.

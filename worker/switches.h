@@ -4,7 +4,7 @@
  * The rows are the backend's (kernels.h); `octavo-worker --switches` prints them, `--switch
  * NAME=VALUE,…` or OCTAVO_SWITCH sets them, which workers started by a coordinator inherit.
  *
- * Owns: nothing.  Called by: main.c, bench.c, tests; before the device is opened.
+ * Owns: nothing.  Called by: options.c, main.c, bench.c, tests; before the device is opened.
  * Fails how: ERR_SETUP with a sentence.  Limits: none.  Tested by: tests/unit/test_switches.c
  */
 #ifndef OCTAVO_WORKER_SWITCHES_H
