@@ -123,9 +123,11 @@ int bundle_open(struct bundle **out, const char *path, const char *folder, const
                        strerror(errno));
     }
     for (const char *const *key = keys; *key && b->n_patterns < PATTERNS_MAX / 2; key++) {
-        char text[LIMIT_API_KEY_BYTES + 16];
-        if (!**key || strstr(*key, "\\E")) continue;
-        snprintf(text, sizeof text, "()\\Q%.*s\\E", LIMIT_API_KEY_BYTES, *key);
+        char text[4 * LIMIT_API_KEY_BYTES + 8];
+        size_t at = (size_t)snprintf(text, sizeof text, "()");
+        if (!**key) continue;
+        for (const char *c = *key; *c && c < *key + LIMIT_API_KEY_BYTES; c++)
+            at += (size_t)snprintf(text + at, sizeof text - at, "\\x%02x", (unsigned char)*c);
         add_pattern(b, text);
     }
     for (size_t i = 0; i < ARRAY_LEN(secrets); i++) add_pattern(b, secrets[i]);

@@ -106,7 +106,7 @@ def line(rate, seen, o):
     good = sum(s.times[0] - s.sent <= o.ttft / 1e3 and all(b - a <= o.gap / 1e3 for a, b in zip(s.times, s.times[1:])) for s in done)
     asked = sum(s.prompt for s in done)
     return (f"{rate:6g} {len(seen):6} {sum(len(s.times) for s in done) / took:8.0f} {asked / took:9.0f} {share(first, .5):8.1f} {share(first, .95):7.1f} {share(first, .99):7.1f} "
-            f"{share(gaps, .5):8.2f} {share(gaps, .95):7.2f} {share(gaps, .99):7.2f} {share(gaps, 1):7.1f} {good / took:7.2f} {len(seen) - len(done):7} {100 * sum(s.cached for s in done) / max(1, asked):6.0f}%")
+            f"{share(gaps, .5):8.2f} {share(gaps, .95):7.2f} {share(gaps, .99):7.2f} {share(gaps, 1):7.2f} {good / took:7.2f} {len(seen) - len(done):7} {100 * sum(s.cached for s in done) / max(1, asked):6.0f}%")
 
 
 def main():

@@ -447,11 +447,12 @@ static void no_secret_gets_into_a_bundle(void **state) {
         {"OCTAVO_COOKIE=0123 HF_TOKEN=hf_x PATH=/bin",
          "OCTAVO_COOKIE=[removed] HF_TOKEN=[removed] PATH=/bin"},
         {"key my+own(key here", "key [removed] here"},
+        {"key odd\\Eone] here", "key [removed] here"},
         {"used sk-abcdefgh12 twice sk-abcdefgh12", "used [removed] twice [removed]"},
         {"octavo_tokens_total 12\nstep token=7", "octavo_tokens_total 12\nstep token=7"},
         {"", ""},
     };
-    const char *keys[] = {"my+own(key", NULL};
+    const char *keys[] = {"my+own(key", "odd\\Eone]", NULL};
     char path[500];
     struct bundle *b;
     struct err_text err = {0};
