@@ -103,8 +103,9 @@ void pages_name(struct pages *p, int32_t page, struct digest name) {
     *bucket_of(p, name) = page;
 }
 
-static void unname(struct pages *p, int32_t page) {
+void pages_unname(struct pages *p, int32_t page) {
     struct page *g = &p->page[page];
+    assert(g->state == PAGE_HELD);
     if (!g->named) return;
     int32_t *at = bucket_of(p, g->name);
     while (*at != page) at = &p->page[*at].next_named;
@@ -120,7 +121,7 @@ int pages_get(struct pages *p, int64_t n, int32_t *out) {
     for (int64_t i = 0; i < n; i++) {
         int32_t id = p->free.n ? p->free.head : p->kept.head;
         leave(p, id);
-        unname(p, id);
+        pages_unname(p, id);
         assert(p->page[id].refs == 0 && p->page[id].step <= p->answered);
         p->page[id].refs = 1;
         out[i] = id;

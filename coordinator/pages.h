@@ -77,6 +77,9 @@ void pages_answered(struct pages *p, uint64_t step);
  * another page has that name. */
 void pages_name(struct pages *p, int32_t page, struct digest name);
 
+/* A held page cannot be found any more; who holds it keeps it. */
+void pages_unname(struct pages *p, int32_t page);
+
 /* The page of that name, or PAGES_NONE. */
 int32_t pages_find(const struct pages *p, struct digest name);
 

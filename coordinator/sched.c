@@ -423,6 +423,7 @@ static bool is_stop(const struct sched *s, const struct seq *q, int32_t token) {
 static void commit_token(struct sched *s, struct seq *q, const struct msg_token *k) {
     assert(q->n_tokens == k->pos && q->n_pending > 0 && q->n_tokens < q->max_total);
     if (k->token < 0) {
+        sched_prefix_forget(s, q);
         seq_end(s, q, ENGINE_ERROR, -1, "the model gave no finite logit for this sequence");
         return;
     }

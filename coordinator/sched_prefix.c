@@ -19,6 +19,9 @@
  * Whoever needs a page that an older sequence is about to fill waits for it instead of computing it
  * again: n answers to one prompt, or a client that asks again and again, cost one prefill.
  *
+ * A sequence without a finite logit may have met the same in a page; which one is not known, so all
+ * of its pages lose their names, and who asks again has them computed again.
+ *
  * A layer that predicts further tokens (MTP) would put into the last entry of a page what depends on
  * the token behind it; such layers are not loaded. Once they are, a hit must feed that token again.
  */
@@ -104,4 +107,8 @@ void sched_prefix_answered(struct sched *s, struct seq *q, int32_t n_answered) {
     int32_t full = MIN(n_answered, q->n_tokens) / LIMIT_PAGE_TOKENS;
     for (; q->n_named < full; q->n_named++)
         pages_name(&s->pages, q->pages[q->n_named], q->names[q->n_named]);
+}
+
+void sched_prefix_forget(struct sched *s, const struct seq *q) {
+    for (int32_t i = 0; i < q->n_pages; i++) pages_unname(&s->pages, q->pages[i]);
 }

@@ -142,6 +142,8 @@ int32_t sched_prefix_match(const struct sched *s, struct seq *q, int32_t *n_kept
 bool sched_prefix_coming(const struct sched *s, const struct seq *q, int32_t n_matched);
 /* Positions below n_answered of q are in the caches of all ranks. */
 void sched_prefix_answered(struct sched *s, struct seq *q, int32_t n_answered);
+/* Nothing that q holds is found any more: something in it is no number. */
+void sched_prefix_forget(struct sched *s, const struct seq *q);
 
 /* sched_gap.c */
 void sched_gap_measure(struct sched *s, const struct flight *f, double us);
