@@ -87,7 +87,7 @@ static int open_memory(struct guard *g, struct err_text *err) {
     int rc = device_thread_open(&g->memory, source, DEVICE_OPEN_MS, err);
     if (rc != ERR_NOT_FOUND) return rc;
     log_info("no_device_memory", "why=\"%s\"", err->text);
-    return device_memory_open(&g->memory, "none", err);
+    return OK;
 }
 
 /* The devices of --devices and CUDA_VISIBLE_DEVICES, by address where the driver knows them, else by

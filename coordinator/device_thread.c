@@ -200,12 +200,14 @@ static struct device_thread *new_thread(const char *source) {
 
 int device_thread_open(struct device_memory *m, const char *source, int bound_ms,
                        struct err_text *err) {
-    if (strcmp(source, "nvml")) return device_memory_open(m, source, err);
+    const bool driver = !strcmp(source, "nvml");
+    int rc = device_memory_open(m, driver ? "none" : source, err);
+    if (!driver) return rc;
     struct device_thread *t = new_thread(source);
     if (!t) return err_set(err, ERR_NOMEM, "device memory: expected a thread, found none");
     pthread_mutex_lock(&t->mutex);
     bool opened = wait_for(t, &t->opened, true, bound_ms);
-    int rc = opened ? t->rc : ERR_TIMEOUT;
+    rc = opened ? t->rc : ERR_TIMEOUT;
     if (opened && err) *err = t->err;
     if (rc == OK) {
         pthread_mutex_unlock(&t->mutex);

@@ -14,8 +14,8 @@
 
 #define DEVICE_OPEN_MS 20000 /* the driver's own start */
 
-/* As device_memory_open; a source without a driver needs no thread and gets none. bound_ms: how
- * long opening may take. */
+/* As device_memory_open; a source without a driver needs no thread and gets none. Where there is
+ * no driver *m is the source none all the same. bound_ms: how long opening may take. */
 int device_thread_open(struct device_memory *m, const char *source, int bound_ms,
                        struct err_text *err);
 

@@ -241,12 +241,17 @@ static void a_driver_that_hangs_while_it_starts_is_given_up(void **state) {
 }
 
 static void expect_absent(const char *sentence) {
-    struct device_memory m;
-    struct err_text err = {0};
-    assert_int_equal(device_memory_open(&m, "nvml", &err), ERR_NOT_FOUND);
-    if (!strstr(err.text, sentence)) fail_msg("expected %s, found %s", sentence, err.text);
-    assert_int_equal(device_memory_count(&m), 0); /* and it can be asked all the same */
-    device_memory_close(&m);
+    for (int thread = 0; thread < 2; thread++) {
+        struct device_memory m = {0};
+        struct err_text err = {0};
+        int rc = thread ? device_thread_open(&m, "nvml", DEVICE_OPEN_MS, &err)
+                        : device_memory_open(&m, "nvml", &err);
+        assert_int_equal(rc, ERR_NOT_FOUND);
+        if (!strstr(err.text, sentence)) fail_msg("expected %s, found %s", sentence, err.text);
+        assert_non_null(m.ops);
+        assert_int_equal(device_memory_count(&m), 0); /* and it can be asked all the same */
+        device_memory_close(&m);
+    }
 }
 
 static void a_machine_without_the_library_or_the_driver_says_so(void **state) {
