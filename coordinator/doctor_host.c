@@ -51,6 +51,26 @@ static int64_t soft_limit(const char *text, const char *name) {
     return !strncmp(row, "unlimited", 9) ? INT64_MAX : strtoll(row, NULL, 10);
 }
 
+/* "name 123" as a line of its own; 0: none. */
+static int64_t stat_row(const char *text, const char *name) {
+    size_t n = strlen(name);
+    for (const char *line = text; line; line = (line = strchr(line, '\n')) ? line + 1 : NULL)
+        if (!strncmp(line, name, n) && line[n] == ' ') return strtoll(line + n, NULL, 10);
+    return 0;
+}
+
+/* What a group uses and the kernel cannot take back at once: files that were read count as in use
+ * up to the bound, and are no reason to worry. prefix: "total_" in version 1. */
+static int64_t group_used(const struct doctor *d, const char *folder, const char *current,
+                          const char *prefix) {
+    char text[8192], idle[40], busy[40];
+    int64_t used = doctor_number(d, -1, "%s/%s", folder, current);
+    if (used < 0 || !doctor_read(d, text, sizeof text, "%s/memory.stat", folder)) return used;
+    snprintf(idle, sizeof idle, "%sinactive_file", prefix);
+    snprintf(busy, sizeof busy, "%sactive_file", prefix);
+    return MAX(0, used - stat_row(text, idle) - stat_row(text, busy));
+}
+
 /* The smallest bound of this process's control group and those above it; -1: none. */
 static int64_t cgroup_limit(const struct doctor *d, int64_t *used) {
     char text[4096], path[1024] = "";
@@ -66,14 +86,16 @@ static int64_t cgroup_limit(const struct doctor *d, int64_t *used) {
         int64_t n = doctor_number(d, -1, "/sys/fs/cgroup%s/memory.max", path);
         if (n >= 0 && (least < 0 || n < least)) {
             least = n;
-            *used = doctor_number(d, -1, "/sys/fs/cgroup%s/memory.current", path);
+            char folder[1100];
+            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s", path);
+            *used = group_used(d, folder, "memory.current", "");
         }
         if (!(slash = strrchr(path, '/'))) break;
         *slash = 0;
     }
     int64_t v1 = doctor_number(d, -1, "/sys/fs/cgroup/memory/memory.limit_in_bytes");
     if (least >= 0 || v1 < 0 || v1 > (int64_t)1 << 60) return least; /* v1 says "none" so */
-    *used = doctor_number(d, -1, "/sys/fs/cgroup/memory/memory.usage_in_bytes");
+    *used = group_used(d, "/sys/fs/cgroup/memory", "memory.usage_in_bytes", "total_");
     return v1;
 }
 

@@ -319,6 +319,14 @@ static void limits_that_are_too_small_are_told(void **state) {
     examine(&d);
     only_finding(&d, "stops", "memory of the control group", "3072 MiB of 4096 MiB");
     doctor_deinit(&d);
+    put("/sys/fs/cgroup/system.slice/memory.stat", /* of it files that were read */
+        "anon 1073741824\nfile 2147483648\ninactive_file 1073741824\nactive_file 1073741824\n");
+    examine(&d);
+    assert_int_equal(json_array_size(d.findings), 1); /* that NCCL is missing */
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(d.report, "limits"),
+                                                        "cgroup_memory_used_bytes")),
+                     1 << 30);
+    doctor_deinit(&d);
 }
 
 static void memory_set_aside_in_huge_pages_is_told(void **state) {
