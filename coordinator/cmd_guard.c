@@ -104,7 +104,8 @@ static int narrow(struct guard *g, struct err_text *err) {
     if (!known) gpus.n = n;
     TRY(gpus_deal(&gpus, g->devices, err));
     if (!known || !gpus_devices(&gpus, gpus.n_dealt, &g->memory, on))
-        for (int i = 0; i < gpus.n_dealt; i++) on[gpus.dealt[i]] = true;
+        for (int i = 0; i < gpus.n_dealt; i++)
+            if (gpus.dealt[i] < DEVICE_MAX) on[gpus.dealt[i]] = true;
     reclaim_look_at(&g->gate, on);
     return OK;
 }
