@@ -205,25 +205,31 @@ uint64_t fleet_restart_delay_us(const struct fleet *f, struct worker *w) {
     return MIN(delay, DELAY_CAP * first);
 }
 
-/* Nobody died but those whom an operator wanted replaced. */
-static bool only_asked(const struct fleet *f) {
-    int lost = 0, asked = 0;
+/* Ranks that die one after the other while a restart is put off, or waits for memory, are one
+ * failure and share that restart. What an operator asked for is none. */
+static void count_restart(struct fleet *f, uint64_t now_us) {
+    int lost = 0, asked = 0, planned = 0, counted = 0;
     for (int r = 0; r < f->world; r++) {
-        lost += f->w[r].lost;
-        asked += f->w[r].lost && f->w[r].cause == CAUSE_ASKED;
+        const struct worker *w = &f->w[r];
+        if (!w->lost) continue;
+        lost++;
+        asked += w->cause == CAUSE_ASKED;
+        planned += w->planned;
+        counted += w->planned && w->cause != CAUSE_ASKED;
     }
-    return lost > 0 && lost == asked;
+    f->restarts += planned == 0;
+    if (counted || (lost > 0 && lost == asked)) return;
+    f->restart_us[f->failures++ % ((uint64_t)f->o.restarts_max + 1)] = now_us;
 }
 
 /* The dead are gone and the others out of the group: says when the newborn may come, or gives up.
  */
 static void plan_restart(struct fleet *f, uint64_t now_us) {
     uint64_t delay = 0;
-    int lost = 0;
+    int lost = 0, planned = 0;
     if (f->shm_fd >= 0) close(f->shm_fd);
     f->shm_fd = -1;
-    f->restarts++;
-    if (!only_asked(f)) f->restart_us[f->failures++ % ((uint64_t)f->o.restarts_max + 1)] = now_us;
+    count_restart(f, now_us);
     int n = restarts_within(f, now_us);
     if (n > f->o.restarts_max) {
         char last[200];
@@ -233,16 +239,21 @@ static void plan_restart(struct fleet *f, uint64_t now_us) {
         return;
     }
     for (int r = 0; r < f->world; r++) {
-        if (!f->w[r].lost) continue;
-        uint64_t own = fleet_restart_delay_us(f, &f->w[r]);
-        delay = MAX(delay, own);
+        struct worker *w = &f->w[r];
+        if (!w->lost) continue;
         lost++;
+        planned += w->planned;
+        if (w->planned) continue;
+        uint64_t own = fleet_restart_delay_us(f, w);
+        delay = MAX(delay, own);
+        w->planned = true;
     }
     if (lost == 0) {
         f->stalls++;
         log_warn("slow_step", "in_a_row=%d: all ranks left it when asked to", f->stalls);
     }
-    f->due_us = now_us + delay;
+    f->due_us = MAX(planned ? f->due_us : now_us, now_us + delay);
+    delay = f->due_us - now_us;
     log_info("restarting", "ranks=%d of=%d restarts=%" PRIu64 " in_window=%d delay_ms=%" PRIu64,
              lost, f->world, f->restarts, n, delay / 1000);
     if (lost) fleet_gate_begin(f, now_us);

@@ -32,6 +32,7 @@ struct worker {
     struct child child;
     enum worker_state state;
     bool lost;     /* given up: killed, to be started again */
+    bool planned;  /* lost, and counted in a restart that has not begun */
     bool in_group; /* JOIN was sent, ABORTED has not come */
     bool caches;   /* its cache pages are what the scheduler thinks */
     bool hello, loaded, joined;

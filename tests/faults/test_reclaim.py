@@ -60,6 +60,19 @@ def ends(server, code, *parts):
     server.check_clean()
 
 
+def test_ranks_that_die_while_memory_is_waited_for_share_one_restart(launch, devices):
+    server, pids = serving(launch, devices, "--restarts-max", 1)
+    os.kill(pids[1], signal.SIGKILL)
+    reclaiming(server, 1)
+    os.kill(pids[0], signal.SIGKILL)
+    eventually(lambda: states(server) == ["reclaiming"] * 2, 20, "both ranks waited for", server)
+    devices.hold({})
+    server.wait_ready()
+    assert metric(server, "octavo_restarts_total") == 1, server.log_end()
+    server.check_healthy()
+    server.stop()
+
+
 def test_nothing_is_started_before_the_memory_is_back_and_streams_go_on(launch, devices):
     server, pids = serving(launch, devices)
     want = server.chat(PHOTOSYNTHESIS)
