@@ -17,4 +17,5 @@ def test_a_second_of_load_gives_a_line_whose_figures_agree():
     assert float(rate) == 20 and int(calls) >= 5 and float(out) > 0 and float(tokens_in) > 0
     assert ttft == sorted(ttft) and gaps == sorted(gaps) and ttft[0] > 0
     good, refused, cached = times[7:]
-    assert float(good) <= int(calls) and int(refused) == 0 and cached.endswith("%")
+    # calls and tokens are both told by the second, and a call has a token at least
+    assert 0 <= float(good) <= float(out) + 1 and int(refused) == 0 and cached.endswith("%")
