@@ -257,15 +257,18 @@ class Stream(threading.Thread):
             with self.server.client() as client, client.chat.completions.create(stream=True, **self.request) as stream:
                 for chunk in stream:
                     for choice in chunk.choices:
-                        piece = (getattr(choice.delta, "reasoning_content", None) or "") + (choice.delta.content or "")
-                        self.text += piece
-                        self.deltas += bool(piece)
-                        self.reason = choice.finish_reason or self.reason
+                        self.take(choice)
                     if self.leave_after is not None and self.deltas >= self.leave_after:
                         self.left = True
                         return
         except Exception as e:  # shown by whoever looks at the result
             self.error = e
+
+    def take(self, choice):
+        piece = (getattr(choice.delta, "reasoning_content", None) or "") + (choice.delta.content or "")
+        self.text += piece
+        self.deltas += bool(piece)
+        self.reason = choice.finish_reason or self.reason
 
 
 def stream_all(streams, seconds=120):

@@ -26,18 +26,9 @@ class Exact(Stream):
         super().__init__(server, request | dict(logprobs=True))
         self.logprobs = []
 
-    def run(self):
-        try:
-            with self.server.client() as client, client.chat.completions.create(stream=True, **self.request) as stream:
-                for chunk in stream:
-                    for choice in chunk.choices:
-                        piece = (getattr(choice.delta, "reasoning_content", None) or "") + (choice.delta.content or "")
-                        self.text += piece
-                        self.deltas += bool(piece)
-                        self.logprobs += [t.logprob for t in (choice.logprobs and choice.logprobs.content) or []]
-                        self.reason = choice.finish_reason or self.reason
-        except Exception as e:  # shown by whoever looks at the result
-            self.error = e
+    def take(self, choice):
+        super().take(choice)
+        self.logprobs += [t.logprob for t in (choice.logprobs and choice.logprobs.content) or []]
 
     def said(self):
         return self.text, self.reason, self.logprobs
